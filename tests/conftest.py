@@ -146,15 +146,20 @@ def pytest_collection_finish():
 
 @pytest.fixture(scope="module", autouse=True)
 def bounded_memory():
-    """Compiled programs are never dropped by themselves: a worker grows to 6 GiB without this."""
+    """Compiled programs are never dropped by themselves: a worker grows to 6 GiB without this.
+
+    Nor does a worker map so many pieces of memory that `bound_programs` drops what is compiled in
+    the middle of a test that counts compilations.
+    """
     yield
     from jaxttp._core.compile import (
         give_back,  # here: the hooks of this file come before the package
     )
 
-    status = Path("/proc/self/statm")
+    status, maps = Path("/proc/self/statm"), Path("/proc/self/maps")
     pages = int(status.read_text().split()[1]) if status.exists() else 0
-    if pages * os.sysconf("SC_PAGE_SIZE") > 2.5 * 2**30:
+    pieces = maps.read_bytes().count(b"\n") if maps.exists() else 0
+    if pages * os.sysconf("SC_PAGE_SIZE") > 2.5 * 2**30 or pieces > 15_000:
         shortcuts.forget()
         # Without this what was freed stays with the process: too large after every module, it
         # would drop all programs and compile them again, dozens of times.
