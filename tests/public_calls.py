@@ -292,7 +292,6 @@ def _forecasts() -> dict[str, dict[str, Any]]:
     curve = jnp.asarray([1.0, 0.6, 0.4, 0.3, 0.28])
     sgd, many = {"optimizer": optax.sgd(0.1)}, (setting, Hyperparameters(0.2, steps=4))
     kernel = {"kernel": moved()["kernel"]}
-    watched = {name: moved()[name] for name in ("kernel", "f0", "y")}
     return {
         "class_sketch": base | {"key": key, "check": 2},
         "compare": {
@@ -307,7 +306,6 @@ def _forecasts() -> dict[str, dict[str, Any]]:
         "grid": {"learning_rate": (0.1, 0.2), "steps": 4},
         "label_words": {"apply_fn": lambda w, x: w[x], "ids": [0, 1]},
         "ntk_operator": base, "ntk_plan": {"apply_fn": apply_fn, "params": params, "x1": x},
-        "online": watched | {"setting": setting, "losses": curve[:3]},
         "predict_training_time": real | {
             "learning_rate": 0.1, "momentum": 0.5, "batch_size": 2, "key": key, "steps": 4,
             "relinearize": 0, "x_test": x[:2], "y_test": y[:2],

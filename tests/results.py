@@ -141,7 +141,7 @@ def Online():
 
 @maker
 def OnlineForecast():
-    return Online().forecast("losses")
+    return Online().forecast()
 
 
 @maker

@@ -16,7 +16,7 @@ import pytest
 from tests.public_calls import calls, functions
 
 REFUSES = {
-    "compare", "early_stopping", "online", "predict_training_time", "race",
+    "compare", "early_stopping", "predict_training_time", "race",
     "race_starts", "sweep",
     "time_step", "train", "wall_clock", "weighted", "forecast.held_forecast",
     "dynamics.relinearized_recursion",

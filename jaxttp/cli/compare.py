@@ -79,12 +79,13 @@ def compare(
             problem=None if found.ranking() else f"{found.advice}.",
         )
         return
+    swept = found.sweep
     plain |= {
-        "rule": found.rule,
-        "metric": found.metric,
-        "thresholds": list(found.thresholds),
-        "targets": [target.words() for target in found.targets],
-        "trainings": found.trainings,
+        "rule": swept.rule.kind,
+        "metric": swept.rule.metric,
+        "thresholds": list(swept.thresholds),
+        "targets": [target.words() for target in swept.targets],
+        "trainings": swept.trainings,
         "rows": [_finite(row) for row in found.rows()],
     }
     shell.deliver(
@@ -111,27 +112,29 @@ def _print(console: Console, task: Any, found: Any) -> None:
 
     print_task(console, task)
     # Targets, where there are any, say all; else the hardest goal that anybody reaches is timed.
-    steps, spent = found.steps, found.seconds()
-    goals = [f"{found.metric} {goal:.3g}" for goal in found.thresholds]
-    reached = [k for k in range(len(goals)) if np.any(steps[:, k] >= 0)]
-    column = min(reached, key=lambda k: found.thresholds[k], default=0)
-    if found.targets:
-        steps, spent, column = found.target_steps, found.target_seconds(), 0
-        goals = [f"{target.metric} {target.value:.3g}" for target in found.targets]
+    swept, column = found.sweep, 0
+    steps, goals = swept.target_steps, list(swept.targets)
+    if not goals:
+        steps, goals = swept.steps, list(swept.thresholds)
+        reached = [k for k in range(len(goals)) if np.any(steps[:, k] >= 0)]
+        column = min(reached, key=lambda k: goals[k], default=0)
+    spent = None if swept.step_seconds is None else swept.cost(goals[column])
+    goals = [swept.goal(goal) for goal in goals]
     titles = [f"steps to {goal}" for goal in goals]
     times = table("train", *titles, f"seconds to {goals[column]}", "rate", "final loss")
     why = table("why", "speed", "aligned", "condition number", "rank")
     outputs = output_shape(task.model.apply_fn, task.model.params, task.x)
     rounding = np.prod(outputs) * np.finfo(np.float32).eps
     for i, name in enumerate(found.names):
-        seconds, reason = spent[i, column], found.explanations[i]
+        seconds = None if spent is None or np.isinf(spent[i]) else spent[i]
+        reason = found.explanations[i]
         sign = "≥ " if reason.condition_number * rounding > 0.5 else ""
         times.add_row(
             name,
             *(str(step) if step >= 0 else "-" for step in steps[i]),
-            seconds_text(seconds if np.isfinite(seconds) else None),
-            f"{found.settings[i].learning_rate:.3g}",
-            f"{found.final_loss[i]:.3g}",
+            seconds_text(seconds),
+            f"{swept.settings[i].learning_rate:.3g}",
+            f"{swept.final_loss[i]:.3g}",
         )
         why.add_row(
             name,
@@ -142,12 +145,10 @@ def _print(console: Console, task: Any, found: Any) -> None:
         )
     console.print(times)
     console.print(why)
-    trust = zip(found.names, found.trust, strict=False)
     say(
         console,
-        *(f"trust, {name}: {words}" for name, words in trust if words is not None),
-        *found.gaps(),
-        found.price and found.price.replace("jaxttp.race_starts", "a race (--race)"),
+        *(f"trust, {found.names[i]}: {words}" for i, words in swept.trust.items() if words),
+        found.price,
         "speed: share of the fastest descent that the labels get; aligned: share of their gradient "
         "along the 10 leading eigenvectors",
         f"condition number: eigenvalues below {rounding:.1g} of the largest are rounding and are "

@@ -84,11 +84,7 @@ def _problem(result: Any) -> str | None:
         return None if result.race.ranking() else f"{result.race.advice}."
     if result.fastest is not None:
         return None
-    goal, limit = result.sweep.goal(result.threshold), result.max_learning_rate
-    if result.sweep.nearest(result.threshold):
-        return f"no setting gets to {goal}: {result.sweep.remedy(result.threshold)}."
-    lower = f"rates below {limit:.4g}" if math.isfinite(limit) else "other rates"
-    return f"no setting gets to {goal} stably; try {lower}, or more steps."
+    return f"{result.sweep.hint(result.threshold)}."
 
 
 def _print(console: Console, result: Any) -> None:
@@ -107,7 +103,7 @@ def _print(console: Console, result: Any) -> None:
         settings.title = heading
         for i in rows:
             settings.add_row(
-                swept.named(i) + (" (may not train)" if i in swept.unsure else ""),
+                swept.named(i),
                 swept.time_words(i, threshold),
                 seconds_text(None if swept.step_seconds is None else cost[i]),
                 f"{swept.final_loss[i]:.4g}",
@@ -116,7 +112,7 @@ def _print(console: Console, result: Any) -> None:
         console.print(settings)
     limit = result.max_learning_rate
     is_shared = swept.shared and threshold == swept.ranked_by
-    is_own_drop = swept.rule == "relative" and not isinstance(threshold, Target)
+    is_own_drop = swept.rule.kind == "relative" and not isinstance(threshold, Target)
     say(
         console,
         f"{goal} is {SHARED}; --target-loss names another" if is_shared else None,
@@ -126,7 +122,6 @@ def _print(console: Console, result: Any) -> None:
         else None,
         "cheapest: those that no other setting beats in both cost and loss at the end",
         f"{len(swept.settings)} settings, {int(swept.stable.sum())} of them stable; {swept.depth}",
-        swept.price if race is None else None,
         swept.warning,
         f"largest stable learning rate: {limit:.4g} (no momentum)" if limit < math.inf else None,
     )

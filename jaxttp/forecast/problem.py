@@ -424,5 +424,5 @@ def problem_of(name: str, one: Candidate, x: Any, y: Any, loss: str | Loss) -> P
         )
     return Problem.of(
         one.apply_fn, one.params, own, y, loss=loss, trainable=one.trainable,
-        names=f"candidates[{name!r}].{{}}",
+        names=f"candidates[{name!r}].{{}}" if name else "{}",
     )  # fmt: skip

@@ -13,7 +13,7 @@ from jaxttp._core.checks import check_choice
 from jaxttp._core.results import RESULT
 from jaxttp._core.types import Progress
 from jaxttp.forecast import Hyperparameters, Linearizer, Problem, Race, Sweep, grid, race
-from jaxttp.forecast.sweep import Wanted, forecast_leaders, screen, with_trust
+from jaxttp.forecast.sweep import SweepPlan, forecast_leaders, screen, with_trust
 from jaxttp.forecast.training_setup import DESCENT, SCHEDULES
 from jaxttp.losses.rule import Rule, Target
 from jaxttp.ntk import Exact, Sketched
@@ -80,8 +80,8 @@ class TaskSweep:
             ),
             "goal": self.sweep.goal(self.threshold),
             "targets": [one.words() for one in self.sweep.targets],
-            "rule": self.sweep.rule,
-            "metric": self.sweep.metric,
+            "rule": self.sweep.rule.kind,
+            "metric": self.sweep.rule.metric,
             "max_learning_rate": limit if np.isfinite(limit := self.max_learning_rate) else None,
             "fastest": self.fastest,
             "pareto": list(self.sweep.pareto(self.threshold)),
@@ -172,11 +172,11 @@ def sweep_task(
     seconds = _seconds(task, screened, report) if time_steps else None
     report("sweep", 0, 1)
     rule = Rule(settings.thresholds, metric=metric or settings.metric)
-    wanted = Wanted.of(screened, len(problem.f0), rule, targets, key, None, seconds)
-    swept = screen(lines, task.y, wanted)
+    plan = SweepPlan(screened, len(problem.f0), rule, targets, key, None, seconds)
+    swept = screen(lines, plan)
     if not race_them:
-        swept = forecast_leaders(swept, lines, task.y, wanted, relinearize=settings.relinearize)
-        swept = with_trust(swept, lines, task.y, wanted)
+        swept = forecast_leaders(swept, lines, plan, relinearize=settings.relinearize)
+        swept = with_trust(swept, lines, plan, swept.shown())
     goal = swept.ranked_by if threshold is None else _goal(threshold, settings.thresholds, targets)
     raced = _race(task, choices, swept.goal(goal), goal, key, progress) if race_them else None
     return TaskSweep(settings, task, swept, goal, raced)

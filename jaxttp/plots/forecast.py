@@ -296,8 +296,7 @@ def plot_online(result: OnlineForecast) -> Figure:
     figure, (axes,) = panels()
     at, steps = result.at, np.arange(len(result.loss))
     axes.plot(result.open_loop, color=GREY, ls=":", label="forecast before training")
-    words = f"forecast corrected by {result.kind}"
-    axes.plot(steps[at:], result.loss[at:], color=PREDICTED, ls="--", label=words)
+    axes.plot(steps[at:], result.loss[at:], color=PREDICTED, ls="--", label="corrected forecast")
     axes.plot(result.loss[: at + 1], color=REAL, label="real so far")
     axes.axvline(at, color=GREY, lw=1)
     _mark_times(axes, result.loss, result.steps, PREDICTED)
@@ -307,9 +306,9 @@ def plot_online(result: OnlineForecast) -> Figure:
 
 
 @figure_of
-def plot_online_callback(result: Online, *, kind: str = "weights") -> Figure:
-    """The forecast as it stands after the steps seen so far; `kind` as in `Online.forecast`."""
-    return plot_online(result.forecast(kind))
+def plot_online_callback(result: Online) -> Figure:
+    """The forecast as it stands after the steps seen so far."""
+    return plot_online(result.forecast())
 
 
 @figure_of
