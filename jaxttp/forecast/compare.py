@@ -9,7 +9,7 @@ the share of the fastest possible descent that the labels get.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -190,7 +190,7 @@ def compare(  # noqa: PLR0913
         >>> w = {"a": jnp.eye(3), "b": jnp.eye(3)[:, :2]}
         >>> found = compare({"all": Candidate(f, w), "head": Candidate(f, w, lambda p: p == "b")},
         ...                 x, y, steps=40, time_steps=False, relinearize=0)
-        >>> sorted(found.names), found.steps.shape
+        >>> sorted(found.names), found.sweep.steps.shape
         (['all', 'head'], (2, 2))
 
     Source:
@@ -214,14 +214,7 @@ def compare(  # noqa: PLR0913
     check_finite("x", x)
     problems = {name: problem_of(name, one, x, y, loss) for name, one in candidates.items()}
     if own_goals:
-        worst = max(_start(problem, metric) for problem in problems.values())
-        if not worst > 0:
-            raise ValueError(
-                f"candidates begin with {metric} 0, of which there is no tenth to get to: give "
-                "thresholds or a target."
-            )
-        shares = tuple(share * worst for share in GOALS)
-        reading = dataclasses.replace(reading, thresholds=shares)
+        reading = dataclasses.replace(reading, thresholds=_own_goals(problems.values(), metric))
     rows, ranks, reasons = {}, {}, {}
     for name, problem in problems.items():
         check_tokens(problem, estimator)
@@ -260,10 +253,18 @@ def _joined(rows: list[tuple[Sweep, int, float]], targets: tuple[Target, ...]) -
     )  # fmt: skip
 
 
-def _start(problem: Problem, metric: str) -> float:
-    """The loss, or the error, before training."""
-    value = problem.loss.value if metric == "loss" else problem.loss.error
-    return float(value(problem.f0, problem.targets))
+def _own_goals(problems: Iterable[Problem], metric: str) -> tuple[float, ...]:
+    """Shares of the largest loss, or error, before training."""
+    starts = []
+    for problem in problems:
+        value = problem.loss.value if metric == "loss" else problem.loss.error
+        starts.append(float(value(problem.f0, problem.targets)))
+    if not max(starts) > 0:
+        raise ValueError(
+            f"candidates begin with {metric} 0, of which there is no tenth to get to: give "
+            "thresholds or a target."
+        )
+    return tuple(share * max(starts) for share in GOALS)
 
 
 def _below_limit(lines: Linearizer, setting: Hyperparameters) -> tuple[Hyperparameters, ...]:

@@ -289,10 +289,9 @@ class Sweep:
         if i not in self.relinearized:
             return None
         one = self.forecasts[i]
-        if not isinstance(goal, Target):
-            return (one.steps_uncertainty or {}).get(goal)
-        if goal in one.targets:
-            return one.targets_uncertainty.get(goal)
+        known: dict[Any, int] = {**(one.steps_uncertainty or {}), **one.targets_uncertainty}
+        if goal in known or not isinstance(goal, Target):
+            return known.get(goal)
         return one.off(goal, smooth=self.rule.smooth)  # a goal that was chosen after it
 
     def time_words(self, i: int, goal: float | Target) -> str:
@@ -366,18 +365,11 @@ class Sweep:
 
     def hint(self, threshold: float | Target | None = None) -> str:
         """That no setting gets there, and what to try."""
-        near, goal = self.nearest(threshold), self.ranked_by if threshold is None else threshold
-        words = f"no setting gets to {self.goal(goal)}"
+        words, near = f"no setting gets to {self.goal(threshold)}", self.nearest(threshold)
         if not near:
-            lowest = self.max_learning_rate.min()
-            below = f"learning rates below {lowest:.4g}" if np.isfinite(lowest) else "other rates"
-            return f"{words}: none is stable; try {below}"
-        curve = (goal if isinstance(goal, Target) else self.rule).metric
-        end = (self.final_loss if curve == "loss" else self.final_error)[near[0]]
-        return (
-            f"{words}: {self.named(near[0])} comes nearest, to {curve} {end:.3g}; try more steps, "
-            "or higher rates"
-        )
+            return f"{words}: none is stable; try lower rates"
+        end = f"loss {self.final_loss[near[0]]:.3g}, error {self.final_error[near[0]]:.3g}"
+        return f"{words}: {self.named(near[0])} ends nearest, at {end}; try more steps"
 
     @property
     def depth(self) -> str:

@@ -10,8 +10,6 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from jaxttp import from_nnx, train
 from jaxttp.dynamics import recursion, weight_space
@@ -24,7 +22,6 @@ from jaxttp.forecast import (
     sweep_kernel,
 )
 from jaxttp.forecast.swept import SIMULATED
-from jaxttp.forecast.training_setup import ALGORITHMS
 from jaxttp.losses import get_loss
 from jaxttp.ntk import Exact, empirical_ntk
 
@@ -94,6 +91,8 @@ def test_one_program_serves_all_settings_of_an_algorithm():
     assert one.stepper()[0] is other.stepper()[0]
     assert [o.stepper()[1] for o in (one, other)] == [{"weight_decay": 0.0}, {"weight_decay": 0.2}]
     assert PLAIN.stepper()[0] is not OTHERS[1].stepper()[0]  # without decay, and with
+    assert [o.is_heavy_ball for o in (PLAIN, *OTHERS)] == [True] + [False] * len(OTHERS)
+    assert Hyperparameters(0.1, algorithm="nesterov").is_heavy_ball
 
 
 def followed(one, params, x, y):
@@ -147,7 +146,7 @@ def test_adam_needs_no_kernel():
     assert found.relinearized == ()
     assert found.depth.startswith("2 by training the linearized network; by count this cost")
     assert all(found.trust.values())  # how far the network is from its linearisation
-    with pytest.raises(ValueError, match=r"comes nearest, to loss .*; try more steps"):
+    with pytest.raises(ValueError, match=r"ends nearest, at loss .*; try more steps"):
         found.best()
 
 
@@ -162,38 +161,14 @@ def test_linear_ones_are_followed_along_rebuilt_kernels():
     assert off[0] < off[1]
 
 
-@settings(max_examples=25)
-@given(
-    st.sampled_from(ALGORITHMS), st.sampled_from([0.0, 0.5]),
-    st.one_of(st.none(), st.floats(0.0, 1.0)),
-)  # fmt: skip
-def test_every_setting_is_refused_or_means_one_transformation(algorithm, momentum, decay):
-    descends = algorithm in ("sgd", "nesterov")
-    bad = (momentum and not descends) or (decay is not None and algorithm == "adam")
-    if bad:
-        with pytest.raises(ValueError, match="does nothing here"):
-            Hyperparameters(0.1, momentum, algorithm=algorithm, weight_decay=decay)
-        return
-    one = Hyperparameters(0.1, momentum, algorithm=algorithm, weight_decay=decay)
-    stepper, numbers = one.stepper()
-    weights = {"w": jnp.array([1.0, -2.0])}
-    state = stepper.init(weights)
-    for name, value in {"rate": 0.1, **numbers}.items():
-        state.hyperparams[name] = jnp.asarray(value, state.hyperparams[name].dtype)
-    by_hand, other = one.optimizer(), one.optimizer().init(weights)
-    for gradient in ({"w": jnp.array([0.5, 3.0])}, {"w": jnp.array([-1.0, 0.1])}):
-        left, state = stepper.update(gradient, state, weights)
-        right, other = by_hand.update(gradient, other, weights)
-        np.testing.assert_allclose(left["w"], right["w"], rtol=1e-6)  # rates in float32
-    assert one.is_heavy_ball == (not decay and descends and not (momentum and algorithm != "sgd"))
-
-
 @pytest.mark.parametrize(
     ("options", "problem_", "message"),
     [
         ({"algorithm": "adan"}, ValueError, "'adan' is not known; choose one of"),
         ({"algorithm": optax.adam(0.1)}, TypeError, "algorithm must be a name"),
         ({"algorithm": LION, "momentum": 0.5}, ValueError, "put it into the function"),
+        ({"algorithm": "adamw", "momentum": 0.5}, ValueError, "momentum=0.5 does nothing here"),
+        ({"algorithm": "adam", "weight_decay": 0.5}, ValueError, "does nothing here"),
         ({"algorithm": LION, "weight_decay": 0.5}, ValueError, "put it into the function"),
         ({"weight_decay": -0.1}, ValueError, "weight_decay"),
         ({"weight_decay": float("nan")}, ValueError, "weight_decay"),
