@@ -176,12 +176,10 @@ def test_the_command_foresees_and_verifies(folder):
         ({"lora": None}, "lora is needed with text"),
         ({"lora": "rank=4"}, "must give each of r, alpha, modules, rslora at most once"),
         ({"lora": "r=2,modules=queries"}, "'queries' fits no module"),
-        ({"model": "gone"}, "model='gone' is no folder on this machine"),
         ({"text": "gone.txt"}, "text='gone.txt' is not there"),
         ({"text": "short.txt"}, "are held out; batch-size"),
         ({"batch-size": None}, "batch_size is needed with a text"),
         ({"sequence-length": 99}, "sequence_length must be an integer between 1 and 16; got 99"),
-        ({"steps": 50}, "budget=0.2 of 50 steps pays for"),
         ({"budget": 2}, "budget=2.0 must be between 0 and 1"),
         ({"total-samples": 3}, "total_samples=3 is fewer than the 169 sequences"),
     ],
@@ -201,16 +199,9 @@ def test_bad_input_is_one_line(options, message, folder):
 
 
 def test_other_folders_are_refused(folder, tmp_path):
-    encoder, bare = tmp_path / "bert", tmp_path / "bare"
-    for path, name in ((encoder, "bert-mlm"), (bare, "llama-lm")):
-        path.mkdir()
-        write_model(path, name)
-    (bare / "tokenizer.json").unlink()
-    text = str(folder / "corpus.txt")
+    write_model(tmp_path, "bert-mlm")
     with pytest.raises(ValueError, match=r"is an encoder \(bert\), which sees what it would have"):
-        fine_tuning_task(settings(encoder), text=text)
-    with pytest.raises(FileNotFoundError, match=r"^folder='.*bare' has no tokenizer\.json"):
-        fine_tuning_task(settings(bare), text=text)
+        fine_tuning_task(settings(tmp_path), text=str(folder / "corpus.txt"))
 
 
 @pytest.fixture(scope="module")

