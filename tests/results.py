@@ -25,7 +25,6 @@ from jaxttp.pipeline import (
     report_task,
     sweep_task,
     task_spectrum,
-    tracked_run,
 )
 from tests import tiny
 from tests.models.texts import WORDS, write_model
@@ -228,9 +227,7 @@ def FineTuning():
         write_model(folder, "llama-lm")
         (folder / "corpus.txt").write_text(" ".join(WORDS[4:] * 150))
         chosen = Settings(model=name, learning_rate=0.1, steps=200, batch_size=8)
-        return fine_tuning_task(
-            chosen, text=str(folder / "corpus.txt"), sequence_length=8, price_per_hour=1.0
-        )
+        return fine_tuning_task(chosen, text=str(folder / "corpus.txt"), sequence_length=8)
 
 
 @maker
@@ -337,14 +334,6 @@ def Tracker():
 @maker
 def Record():
     return Tracker().records[0]
-
-
-@maker
-def TrackedRun():
-    weights = np.zeros((4, 2))
-    x, y = np.random.default_rng(0).normal(size=(10, 4)), np.ones((10, 2))
-    return tracked_run(lambda w, x: x @ w, weights, x, y, loss="squared_error",
-                       optimizer=optax.sgd(0.1), steps=8, every=2)  # fmt: skip
 
 
 @maker

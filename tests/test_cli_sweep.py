@@ -24,8 +24,8 @@ def call(*arguments):
 @pytest.mark.slow
 def test_sweep_writes_and_prints(tmp_path):
     done = call(
-        "sweep", *WINE, "--momenta", "0", "--batch-sizes", "0,5", "--schedules", "constant,cosine",
-        "--no-seconds", "--relinearize", "0", "--output", str(tmp_path),
+        "sweep", *WINE, "--momenta", "0", "--schedules", "constant,cosine", "--no-seconds",
+        "--relinearize", "0", "--output", str(tmp_path),
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     assert "largest stable learning rate" in done.stdout
@@ -36,26 +36,29 @@ def test_sweep_writes_and_prints(tmp_path):
     assert f"fewest steps to {goal}" in done.stdout
     first = done.stdout[: done.stdout.index(f"cheapest to {goal}")]
     assert first.count("│ rate") == 5
-    assert len(written["rows"]) == 64
+    assert len(written["rows"]) == 32
     best = written["rows"][written["fastest"]]
     time = best[f"steps_loss_{goal.split()[-1]}"]
     assert f": {goal} at step {time}; next best rate" in done.stdout
     assert "use rate" in done.stdout
     rows = list(csv.DictReader((tmp_path / "sweep.csv").open()))
-    assert len(rows) == 64
+    assert len(rows) == 32
     assert rows[0]["schedule"] == "constant"
     assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_sweep_races():
-    arguments = ["--learning-rates", "0.01,0.1", "--momenta", "0.9", "--no-seconds"]
-    done = call("sweep", *WINE, *arguments, "--target-loss", "0.9", "--race")
+def test_sweep_races(tmp_path):
+    arguments = ["--learning-rates", "0.01,0.1", "--momenta", "0.9"]
+    done = call(
+        "sweep", *WINE, *arguments, "--target-loss", "0.9", "--race", "--output", str(tmp_path)
+    )
     assert done.exit_code == 0, done.output
     assert "race, trained for real: by count this cost" in done.stdout
     assert "use rate 0.1, momentum 0.9: loss below 0.9 at step" in done.stdout
-    asked = call("sweep", *WINE, *arguments, "--batch-sizes", "0,5", "--race")
-    assert asked.exit_code != 0
-    assert "settings must share loss, batch_size and steps" in asked.output
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["race.json", "race.png"]
+    refused = call("sweep", *WINE, *arguments, "--batch-sizes", "0,5", "--race")
+    assert refused.exit_code != 0
+    assert "settings must share loss, batch_size and steps" in refused.output
 
 
 def test_compare_writes_and_prints(tmp_path):
@@ -82,16 +85,9 @@ def test_compare_races(tmp_path):
     assert f"use {written['order'][0]}, rate " in done.stdout
     assert len(written["rows"]) == 2 * 13
     assert (tmp_path / "race.png").read_bytes().startswith(b"\x89PNG")
-    lowest = call(*asked, "--learning-rate", "0.1", "--json")
-    assert lowest.exit_code == 0, lowest.output
-    assert {row["learning_rate"] for row in json.loads(lowest.stdout)["rows"]} == {0.1}
     never = call(*asked, "--target-loss", "1e-9")
     assert never.exit_code != 0
     assert "no setting got to loss below 1e-09" in never.output
-    for more in (["--rule", "relative"], ["--thresholds", "0.1"], ["--relinearize", "1"]):
-        refused = call(*asked, *more)
-        assert refused.exit_code == 2
-        assert "does nothing here: a race" in refused.output
 
 
 def test_compare_shows_the_seconds_to_one_target(monkeypatch):

@@ -1,86 +1,60 @@
 """`jaxttp compare`: which network to train, all weights or some, and why."""
 
 import math
-from typing import Annotated, Any
+from typing import Any
 
 from rich.console import Console
 
-from jaxttp.cli._options import DEVICES, GOALS, SEVERAL, TASK, Given, Option, option, takes
+from jaxttp.cli._options import SEVERAL, TASK, Given, Option, names, takes
 from jaxttp.cli._shell import figure, say
-from jaxttp.cli._tables import print_race, print_task, seconds_text, table
+from jaxttp.cli._tables import deliver_race, print_task, seconds_text, table
 
 
 @takes(
     ("trainable", "optimizer", "nesterov", "weight_decay", "schedule", "warmup"),
-    ("total_samples", "budget", "verify"),
-    DEVICES,
+    ("total_samples", "budget", "verify", "mesh", "thresholds"),
     model=Option("Task", f"Again for more: {TASK['model'].words}", type=SEVERAL),
     weights=Option(
         "Task", "safetensors, or random; one a model, or several for one.", type=SEVERAL
     ),
     learning_rate=Option("Training", "Of all of them (default: the best for each).", type=float),
-    thresholds=Option(
-        "Goals", "For --rule (default: 0.1 and 0.5 of the largest first loss).", type=str
+    train=Option(
+        "Task",
+        "Of all, head, last (head and last block), bias, lora, and others such as "
+        "lora:r=8:alpha=16 (default: the first four, or all of several networks).",
+        type=str,
+        parse=names,
     ),
-)
-def compare(
-    given: Given,
-    *,
-    train: Annotated[
-        str | None,
-        option(
-            "Task",
-            "Of all, head, last (head and last block), bias, lora, and others such as "
-            "lora:r=8:alpha=16 (default: the first four, or all of several networks).",
-        ),
-    ] = None,
-    rule: Annotated[
-        str, option("Goals", "absolute (the same loss for all), relative, gap or plateau.")
-    ] = "absolute",
-    race: Annotated[
-        bool, option("Training", "Train all in heats, at many rates, in place of forecasts.")
-    ] = False,
-) -> None:
+    race=Option(
+        "Training", "Train all in heats, at many rates, in place of forecasts.", False,
+        flags=("--race",),
+    ),
+)  # fmt: skip
+def compare(given: Given) -> None:
     """Forecast several networks or choices of what to train, ranked, with the kernel's reasons."""
-    from jaxttp._core.checks import check_used
     from jaxttp.pipeline import compare_task, pair_networks, race_starts_task
 
-    shell, rate, goals = given.shell, given["learning_rate"], given["thresholds"]
+    shell, rate = given.shell, given["learning_rate"]
     with shell.work() as report:
         starts: dict[str, Any] = {
-            "settings": given.settings(leave=("model", "weights", "learning_rate", "thresholds")),
-            "names": None if train is None else [name.strip() for name in train.split(",")],
+            "settings": given.settings(leave=("model", "weights", "learning_rate")),
+            "names": given["train"],
             "networks": pair_networks(given["model"] or (), given["weights"] or ()),
             "progress": report,
         }
-        if race:
-            why = "a race is to one loss, or to the lowest: name it by --target-loss"
-            check_used("thresholds", goals, False, why)
-            check_used("rule", None if rule == "absolute" else rule, False, why)
+        if given["race"]:
             rates: dict[str, Any] = {} if rate is None else {"learning_rates": (rate,)}
-            task, raced = race_starts_task(**starts, **rates)
-            found: Any = raced
+            result: Any = race_starts_task(**starts, **rates)
         else:
-            task, found = compare_task(
-                **starts,
-                learning_rate=rate,
-                thresholds=None if goals is None else GOALS["thresholds"].parse(goals),
-                rule=rule,
-                time_steps=given["seconds"],
-            )
-    plain = {"task": task.description, "note": task.note}
-    files = figure(lambda: found.plot(title=task.description))
-    if race:
-        shell.deliver(
-            "race",
-            plain | found.to_json(),
-            lambda to: _print_raced(to, task, found),
-            {"race.png": files},
-            problem=None if found.ranking() else f"{found.advice}.",
-        )
+            result = compare_task(**starts, learning_rate=rate, time_steps=given["seconds"])
+    if given["race"]:
+        deliver_race(shell, *result)
         return
+    task, found = result
     swept = found.sweep
-    plain |= {
+    plain = {
+        "task": task.description,
+        "note": task.note,
         "rule": swept.rule.kind,
         "metric": swept.rule.metric,
         "thresholds": list(swept.thresholds),
@@ -88,9 +62,8 @@ def compare(
         "trainings": swept.trainings,
         "rows": [_finite(row) for row in found.rows()],
     }
-    shell.deliver(
-        "comparison", plain, lambda to: _print(to, task, found), {"comparison.png": files}
-    )
+    files = {"comparison.png": figure(lambda: found.plot(title=task.description))}
+    shell.deliver("comparison", plain, lambda to: _print(to, task, found), files)
 
 
 def _finite(row: dict[str, Any]) -> dict[str, Any]:
@@ -98,11 +71,6 @@ def _finite(row: dict[str, Any]) -> dict[str, Any]:
         name: None if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in row.items()
     }
-
-
-def _print_raced(console: Console, task: Any, found: Any) -> None:
-    print_task(console, task)
-    print_race(console, found)
 
 
 def _print(console: Console, task: Any, found: Any) -> None:

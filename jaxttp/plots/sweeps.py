@@ -44,11 +44,8 @@ def plot_sweep(sweep: Sweep, threshold: float | Target | None = None, *, title: 
 
 @figure_of
 def plot_task_sweep(result: TaskSweep) -> Figure:
-    """The same for a named task and the goal that its advice is for; of a race its curves."""
-    title = result.task.description
-    if result.race is not None:
-        return plot_race(result.race, title=title)
-    return plot_sweep(result.sweep, result.threshold, title=title)
+    """The same for a named task."""
+    return plot_sweep(result.sweep, title=result.task.description)
 
 
 def plot_heat_map(axes: Axes, sweep: Sweep, threshold: float | Target) -> None:
