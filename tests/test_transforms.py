@@ -28,7 +28,6 @@ KINKED = {
     "conditioning.magnitude_masks": "zeros and ones",
     "dynamics.cluster_samples": "whole numbers",
     "losses.misclassified": "a share of samples", "losses.wrong_bits": "a share of bits",
-    "ntk.psd_report": "eigenvalues that are zero but for rounding",
     "losses.encode_targets": "made of labels alone",
     "ntk.eigendecomposition": "vectors of eigenvalues that differ by little",
     "ntk.spectral_density": "a loop until it converged: forward mode alone",
@@ -45,8 +44,7 @@ SLOW = {
     "dynamics.relinearized_recursion",
     "gauss_newton.flow_error", 
     "gauss_newton.forecast_steps", "gauss_newton.revmlp_kernel",
-    "conditioning.convolution_point", "conditioning.gauss_newton_convolution",
-    "conditioning.leaky_point", "conditioning.linear_point", "conditioning.layer_terms",
+    "conditioning.gauss_newton_convolution", "conditioning.linear_point",
     "conditioning.batch_norm_scales", "conditioning.psd_residual_bound", "class_sketch",
     "dynamics.diagonal_noise", "dynamics.weight_space", "dynamics.two_factor_observables",
     "dynamics.two_factor_descent", "dynamics.cluster_samples", "ntk.class_separation",
@@ -63,7 +61,7 @@ LEAKY = {name: DRAWN.normal(size=size) for name, size in (("W", (2, 12)), ("V", 
                                                           ("X", (3, 2)))}  # fmt: skip
 CHANGED = {
     # of one layer the matrix does not depend on the weights, and the bound is infinite
-    "conditioning.gauss_newton_convolution": LAYERS, "conditioning.convolution_point": LAYERS,
+    "conditioning.gauss_newton_convolution": LAYERS,
     "conditioning.leaky_relu_bound": LEAKY,
     "conditioning.psd_sum_bounds": {"second": np.diag([1.0, 3.0, 2.0])},  # no two sums alike
 }  # fmt: skip
@@ -180,8 +178,8 @@ RANDOM = {
 }  # fmt: skip
 """Draws differ between precisions."""
 SMALL = {
-    "ntk.extreme_eigenvalues", "ntk.eigendecomposition", "ntk.spectral_density", "ntk.psd_report",
-    "gauss_newton.apply_pseudoinverse", 
+    "ntk.extreme_eigenvalues", "ntk.eigendecomposition", "ntk.spectral_density",
+    
     "dynamics.relinearized_recursion",
 }  # fmt: skip
 """Small eigenvalues, residuals, and estimates of errors, which rounding makes."""
@@ -225,7 +223,7 @@ def test_precision_is_what_the_documentation_says(name):
     assert all(one.dtype == jnp.float64 for one in wide)
     if name not in RANDOM | SMALL:
         near(single, wide, 1e-3)
-    for dtype in (jnp.bfloat16, jnp.float16):
+    for dtype in (jnp.bfloat16,):
         got, wanted = narrow(name, dtype), narrow(name, dtype, jnp.float32)
         if name in OWN:
             assert any(one.dtype == dtype for one in got) or not got

@@ -32,7 +32,7 @@ from jaxttp.losses.contrasts import (
     sees_contrasts,
 )
 from jaxttp.losses.weights import token_labels
-from jaxttp.ntk._costs import Workload
+from jaxttp.ntk._plan import Workload
 from jaxttp.ntk._program import is_linear
 from jaxttp.ntk._select import select_leaves, split_trainable
 from jaxttp.ntk.gram import workload

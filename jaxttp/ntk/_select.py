@@ -104,29 +104,10 @@ def split_trainable(
         return params, lambda chosen: chosen
     leaves, treedef = jax.tree.flatten(params)
     pairs = list(zip(mask, leaves, strict=True))
-    chosen, frozen = [x for m, x in pairs if m], tuple(x for m, x in pairs if not m)
-    return chosen, Restore(mask, treedef, frozen)
+    frozen = [leaf for counts, leaf in pairs if not counts]
 
+    def restore(chosen: Params) -> Params:
+        trained, rest = iter(chosen), iter(frozen)
+        return jax.tree.unflatten(treedef, [next(trained if m else rest) for m in mask])
 
-class Restore:
-    """Puts the parameters that do not count back; equal where they are the same arrays.
-
-    So what is compiled for a part of a network is found again.
-    """
-
-    def __init__(self, mask: tuple[bool, ...], treedef: Any, frozen: tuple[Any, ...]) -> None:
-        self._mask, self._treedef, self._frozen = mask, treedef, frozen
-
-    def __call__(self, chosen: Params) -> Params:
-        """The whole parameters."""
-        given, rest = iter(chosen), iter(self._frozen)
-        return jax.tree.unflatten(self._treedef, [next(given if m else rest) for m in self._mask])
-
-    def _key(self) -> tuple:
-        return self._mask, self._treedef, tuple(map(id, self._frozen))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Restore) and self._key() == other._key()
-
-    def __hash__(self) -> int:
-        return hash(self._key())
+    return [leaf for counts, leaf in pairs if counts], restore
