@@ -127,7 +127,8 @@ def condition_number(
 
     A `LinearGaussNewton` of any size whose layers are as wide as its outputs is solved through its
     structure: its rank is that of the factors, and a preconditioned iteration (LOBPCG) finds both
-    ends. Any other operator beyond 1024 rows gets a Lanczos process of 256 steps. Where it meets
+    ends; a narrower one is made dense up to 3000 rows. Any other operator beyond 1024 rows gets a
+    Lanczos process of 256 steps. Where it meets
     all distinct eigenvalues (a multiple of the identity, a low rank) its answer is exact
     ("iterative"), else a lower bound that says so; its `rank` is then None, or the one that is
     given. A single eigenvalue below 10 n eps lambda_max may escape it.
@@ -276,22 +277,23 @@ def _of_operator(operator: Any, rank: Any, rtol: float | None) -> ConditionNumbe
             "matrix_or_operator must be square and symmetric; tag it with lineax.symmetric_tag."
         )
     with double():
-        if n <= EFFORT.dense:
-            matrix = jnp.asarray(operator.as_matrix())
-            precision = float(jnp.finfo(matrix.dtype).eps)
-            matrix = matrix.astype(jnp.float64)
-            _check_products(operator, matrix)
-            return _of_spectrum(
-                decompose(jnp.linalg.eigvalsh, 0.5 * (matrix + matrix.T)), rank, rtol, precision
-            )
         if rank is not None and is_concrete(rank):
             _at_most(n, rank)
+        dense = EFFORT.dense
         known = all(is_concrete(leaf) for leaf in jax.tree.leaves((operator, rank)))
-        if isinstance(operator, LinearGaussNewton) and known and rtol is None:
+        if isinstance(operator, LinearGaussNewton) and known and rtol is None and n > dense:
             found = structured_extremes(operator)
             if found is not None:
                 return _of_structure(found, rank)
-        return _of_products(operator, n, rank, rtol)
+            dense = EFFORT.large  # a layer narrower than the outputs
+        if n > dense:
+            return _of_products(operator, n, rank, rtol)
+        matrix = jnp.asarray(operator.as_matrix())
+        precision = float(jnp.finfo(matrix.dtype).eps)
+        matrix = matrix.astype(jnp.float64)
+        _check_products(operator, matrix)
+        values = decompose(jnp.linalg.eigvalsh, 0.5 * (matrix + matrix.T))
+        return _of_spectrum(values, rank, rtol, precision)
 
 
 def _of_structure(found: Extremes, rank: Any) -> ConditionNumber:

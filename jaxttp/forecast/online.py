@@ -34,7 +34,7 @@ from jaxttp._core.checks import (
 )
 from jaxttp._core.compile import full_precision, jit
 from jaxttp._core.results import RESULT
-from jaxttp._core.types import ApplyFn, Params
+from jaxttp._core.types import ApplyFn, Params, split_trainable
 from jaxttp.dynamics._kernels import check_problem, flatten_kernel
 from jaxttp.dynamics._network import compile_network
 from jaxttp.dynamics._promoted import promote
@@ -47,7 +47,6 @@ from jaxttp.forecast.stability import RISE
 from jaxttp.forecast.training_setup import Hyperparameters, check_descent
 from jaxttp.losses import Loss
 from jaxttp.losses.rule import Curves, Rule, Target, Values, goal_words, reach, targets_of
-from jaxttp.ntk._select import split_trainable
 from jaxttp.ntk.kernels import KernelLike
 
 

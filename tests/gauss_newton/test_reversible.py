@@ -139,8 +139,7 @@ def test_bad_input(change, message):
         revmlp_forward(**arguments)
 
 
-@pytest.mark.parametrize("method", ["layerwise", "vector_product"])
-def test_the_reversible_backward_pass_can_be_transposed_again(method):
+def test_the_reversible_backward_pass_can_be_transposed_again():
     """Jv is had from Jᵀu, whose solve must be linear in all of its right-hand side."""
     model = RevMLP(
         6, 2, rngs=nnx.Rngs(0), blocks=2, bottleneck=9, readout="orthonormal", scale="xavier",
@@ -149,7 +148,7 @@ def test_the_reversible_backward_pass_can_be_transposed_again(method):
     apply_fn, params = from_nnx(model)
     x = normal(0, (4, 6))
     theta = oracles.kernel(apply_fn, params, x)
-    got = empirical_ntk(apply_fn, params, x, method=method)
+    got = empirical_ntk(apply_fn, params, x, method="vector_product")
     np.testing.assert_allclose(got, theta, atol=1e-11)  # the same float64 sums in another order
     v = normal(1, (4, 2))
     np.testing.assert_allclose(
