@@ -122,6 +122,7 @@ def _conditioning(rng: np.random.Generator) -> dict[str, dict[str, Any]]:
     covariance = x @ x.T / 5
     linear = {"weights": weights, "covariance": covariance}
     leaky = {"W": draw(2, 4), "V": draw(4, 3), "X": x, "alpha": 0.1}
+    network = {key: problem()[key] for key in ("apply_fn", "params", "x")}
     widths = {"d": 3, "k": 2, "m": 8}
     found = conditioning.condition_number(covariance, spectrum=True)
     masks = conditioning.magnitude_masks(problem()["params"], 0.5)

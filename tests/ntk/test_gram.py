@@ -236,17 +236,6 @@ def test_under_jit_and_vmap(method, batch_size):
     close(both[1], wanted[2:, :, 2:])
 
 
-def test_network_that_closes_over_a_tracer():
-    x = normal(0, (4, 3))
-
-    @jax.jit
-    def kernel(scale):
-        return empirical_ntk(lambda w, x: scale * (x @ w), jnp.ones((3, 1)), x)[:, 0, :, 0]
-
-    close(kernel(2.0), 4.0 * x @ x.T)
-    close(kernel(3.0), 9.0 * x @ x.T)
-
-
 @pytest.mark.parametrize("batch_size", [None, 2])
 def test_float64_sums_without_the_global_switch(batch_size):
     apply_fn, params, x = conv_channels_first()
