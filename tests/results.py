@@ -173,11 +173,6 @@ def PowerLaw():
 
 
 @maker
-def PSDReport():
-    return ntk.psd_report(kernel())
-
-
-@maker
 def SpectralDensity():
     return ntk.spectral_density(kernel(), key=jax.random.key(0))
 
@@ -303,13 +298,6 @@ def LinearPoint():
 
 
 @maker
-def LeakyPoint():
-    v, w = conditioning.gaussian_weights((4, 30, 2), key=jax.random.key(0))
-    x = np.random.default_rng(0).normal(size=(4, 5))
-    return conditioning.leaky_point(w, v, x, 0.1)
-
-
-@maker
 def LayerSpectra():
     return conditioning.layer_spectra(WEIGHTS())
 
@@ -367,12 +355,6 @@ def StepInfo():
     w, n = draw.normal(size=(2, 2, 3, 16)) * 0.1, draw.normal(size=(2, 2, 16, 3))
     x = draw.normal(size=(8, 6))
     return gauss_newton.gauss_newton_direction(w, n, x, x * 0.1, return_info=True)[1]
-
-
-@maker
-def Solve():
-    draw = np.random.default_rng(0)
-    return gauss_newton.apply_pseudoinverse(draw.normal(size=(6, 10)), draw.normal(size=(6, 3)))
 
 
 @maker

@@ -19,7 +19,7 @@ from jaxtyping import Array
 from jaxttp._core.checks import check_finite
 from jaxttp._core.compile import full_precision
 from jaxttp._core.results import RESULT
-from jaxttp._core.types import ApplyFn, Params
+from jaxttp._core.types import ApplyFn, Params, split_trainable
 from jaxttp.dynamics._promoted import promote
 from jaxttp.dynamics.recursion import heavy_ball_curves
 from jaxttp.dynamics.relinearize import relinearized_recursion
@@ -29,7 +29,6 @@ from jaxttp.forecast.problem import Problem
 from jaxttp.forecast.stability import RISE
 from jaxttp.forecast.training_setup import Hyperparameters, check_descent
 from jaxttp.losses.rule import Curves, Rule, Target, Values, goal_words, reach, targets_of
-from jaxttp.ntk._select import split_trainable
 
 DEPARTURE = 0.05
 """The linear regime is left when the loss is off by this share of the predicted drop."""

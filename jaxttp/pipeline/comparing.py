@@ -9,10 +9,9 @@ from typing import Any
 import jax
 
 from jaxttp._core.checks import check_choice
-from jaxttp._core.types import Progress
+from jaxttp._core.types import Progress, leaf_paths
 from jaxttp.forecast import Candidate, Comparison, Race, compare, grid, race_starts
 from jaxttp.models import lora
-from jaxttp.ntk._select import leaf_paths
 from jaxttp.pipeline.settings import ALL, LoraSettings, Settings, check_unused
 from jaxttp.pipeline.sweeping import ALIKE, RACED_RATES, race_target
 from jaxttp.pipeline.tasks import Task, build_task

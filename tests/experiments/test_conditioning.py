@@ -92,7 +92,7 @@ def test_bad_inputs_are_refused(changes, match):
 def test_convolution_is_the_exact_gauss_newton_matrix():
     filters = convolution.draw((2, 1), 2, jax.random.key(0))
     kappa, rank = convolution.kappa(filters, 4)
-    exact = conditioning.convolution_point(filters, (4, 4))
+    exact = conditioning.condition_number(conditioning.gauss_newton_convolution(filters, (4, 4)))
     np.testing.assert_allclose(kappa, float(exact.value), rtol=1e-8)  # eigenvalues at kappa ~ 1e2
     assert rank == int(exact.rank) == 9  # the 3 x 3 filter that both layers make
 

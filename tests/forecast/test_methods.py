@@ -31,7 +31,7 @@ from jaxttp.forecast import (
 )
 from jaxttp.forecast.methods import Path
 from jaxttp.losses.rule import goal_words
-from jaxttp.ntk.estimators import Estimate, Exact, KernelEstimator, Sketched
+from jaxttp.ntk.estimators import Exact, KernelEstimator, Sketched
 from tests.draws import normal, split
 
 KEYS = split(5, 3)
@@ -105,11 +105,8 @@ class Multiplied(KernelEstimator):
 
     factor: float
 
-    def estimate(self, problem, weights, progress=None):
-        return Estimate(self.factor * Exact().estimate(problem, weights).kernel)
-
-    def cross(self, problem, weights, x):
-        return self.factor * Exact().cross(problem, weights, x)
+    def between(self, problem, weights, x1, x2, progress=None):
+        return self.factor * Exact().between(problem, weights, x1, x2)
 
 
 class Halved(Rule):
