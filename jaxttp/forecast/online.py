@@ -36,8 +36,7 @@ from jaxttp._core.compile import full_precision, jit
 from jaxttp._core.results import RESULT
 from jaxttp._core.types import ApplyFn, Params
 from jaxttp.dynamics._kernels import check_problem, flatten_kernel
-from jaxttp.dynamics._network import compile_network
-from jaxttp.dynamics._promoted import promote
+from jaxttp.dynamics._network import compile_network, promote
 from jaxttp.dynamics._trajectory import output_limit
 from jaxttp.dynamics.relinearize import relinearized_recursion
 from jaxttp.forecast.methods.base import Linearizer

@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from jaxttp.dynamics import Diffusion, FlowCurves, RelinearizedTrajectory
+from jaxttp.dynamics import Diffusion, RelinearizedTrajectory
 from jaxttp.forecast import HeldForecast, Online, OnlineForecast, Prediction
 from jaxttp.gauss_newton import StepForecast
 from jaxttp.pipeline import FineTuning, Forecast, TaskSteps
@@ -253,13 +253,6 @@ def plot_step_forecast(result: StepForecast) -> Figure:
     """Loss and error of exact Gauss-Newton steps in function space."""
     axis = "Gauss-Newton step"
     return _loss_and_error(result, "forecast", ts=result.ts, color=PREDICTED, axis=axis)
-
-
-@figure_of
-def plot_flow_curves(result: FlowCurves) -> Figure:
-    """Loss and error under gradient flow."""
-    axis = "time (steps)"
-    return _loss_and_error(result, "gradient flow", ts=result.ts, color=PREDICTED, axis=axis)
 
 
 @figure_of
