@@ -81,9 +81,6 @@ DOORS = {
     "train": lambda f: jaxttp.train(f, W, X, Y, **SGD).loss,
     "curvature_matrix": lambda f: conditioning.curvature_matrix(f, W, X),
     "curvature_operator": lambda f: conditioning.curvature_operator(f, W, X).mv(jnp.ones(6)),
-    "weight_space_flow": lambda f: dynamics.weight_space_flow(
-        f, W, X, Y, loss="cross_entropy", learning_rate=0.5, ts=jnp.array([1.0, 3.0])
-    ).train,
     "diagonal_noise": lambda f: dynamics.diagonal_noise(f, W, X, Y, loss="cross_entropy"),
 }  # fmt: skip
 
