@@ -34,7 +34,7 @@ from jaxttp._core.types import ApplyFn, Params, count, take
 from jaxttp.adapters import as_rows
 from jaxttp.adapters.gradients import check_gradients
 from jaxttp.adapters.inputs import check_network, check_samples
-from jaxttp.dynamics._network import in_two
+from jaxttp.dynamics._network import evaluation
 from jaxttp.dynamics.batches import batch_indices, check_batches
 from jaxttp.losses import Loss, encode_targets, get_loss
 from jaxttp.losses.rule import Rule, Target, reach
@@ -329,7 +329,7 @@ def train(
     apply_fn, outputs = as_rows(apply_fn, params, x)
     targets, loss = encode_targets(loss, y, outputs)
     network = network_of(apply_fn)
-    evaluate = in_two(network).at(x)
+    evaluate = functools.partial(evaluation(network), x=x)
     f = evaluate(params)
     indices = None
     if batch_size is not None:
