@@ -329,8 +329,8 @@ def train(
     apply_fn, outputs = as_rows(apply_fn, params, x)
     targets, loss = encode_targets(loss, y, outputs)
     network = network_of(apply_fn)
-    evaluate = functools.partial(evaluation(network), x=x)
-    f = evaluate(params)
+    evaluate = evaluation(network)
+    f = evaluate(params, x)
     indices = None
     if batch_size is not None:
         indices = batch_indices(key, f.shape[0], batch_size, steps, protocol=protocol)
@@ -358,7 +358,7 @@ def train(
             # A step on the full batch has computed the outputs after the step before it.
             history.append(before)
         if always or t + 1 == steps:
-            history.append(evaluate(params))
+            history.append(evaluate(params, x))
         ended = call_back(t + 1, history[-1])
         if progress is not None:
             progress(t + 1, steps)

@@ -90,13 +90,12 @@ def test_vmapped_programs_compute_one_batch_after_the_other(name):
     assert not pairs
 
 
-@pytest.mark.parametrize("mode", ["truncate", "exact"])
-def test_the_repetition_in_float64_waits_for_the_attempt_in_float32(mode):
+def test_the_repetition_in_float64_waits_for_the_attempt_in_float32():
     """Under vmap both branches of a `cond` are computed."""
     shapes = ((2, 2, 3, 8), (2, 2, 8, 3), (4, 6), (4, 6))
     arguments = [draw(*shape, dtype=jnp.float32) for shape in shapes]
     count, pairs = unordered(
-        jax.vmap(lambda *a: gauss_newton_direction(*a, pseudoinverse=mode)), *arguments
+        jax.vmap(lambda *a: gauss_newton_direction(*a, pseudoinverse="truncate")), *arguments
     )
     assert count >= 4
     assert not pairs
