@@ -5,7 +5,6 @@ import numpy as np
 import optax
 import pytest
 from flax import linen, nnx
-from jax import lax
 
 from jaxttp import (
     Candidate,
@@ -99,18 +98,7 @@ def test_one_line_with_the_cure(name, call):
     assert "\n" not in str(caught.value)
 
 
-def test_images_of_bytes():
-    """A convolution takes no integers: scale them; a product with them is promoted, and works."""
-
-    def convolution(kernel, x):
-        layout = ("NHWC", "HWIO", "NHWC")
-        out = lax.conv_general_dilated(x, kernel, (1, 1), "VALID", dimension_numbers=layout)
-        return out.mean((1, 2))
-
-    images = np.arange(8 * 9, dtype=np.uint8).reshape(8, 3, 3, 1)
-    message = r"does not take x of uint8; give it float64: x.astype\('float64'\) / 255 \(images\)"
-    with pytest.raises(ValueError, match=message):
-        CALLS["predict"](convolution, jnp.ones((2, 2, 1, 2)), images, Y)
+def test_bytes_and_tokens_are_taken_as_they_are():
     assert CALLS["predict"](linear, W, (X * 9).astype(np.uint8), Y).stable
     tokens = CALLS["predict"](lambda table, t: table[t], jnp.zeros((5, 2)), np.arange(8) % 5, Y)
     assert tokens.stable

@@ -147,7 +147,7 @@ def traced_outputs(apply_fn: Any, params: Any, x: Any, name: str = "apply_fn") -
 
     Raises:
         TypeError: see `check_network`; a module in place of its function.
-        ValueError: arguments the wrong way round, inputs of a dtype that the network does not take.
+        ValueError: arguments the wrong way round.
         Exception: what `apply_fn` itself raises.
 
     Example:
@@ -171,13 +171,6 @@ def traced_outputs(apply_fn: Any, params: Any, x: Any, name: str = "apply_fn") -
             ) from problem
         if is_swapped(apply_fn, params, x):
             raise ValueError(swapped_words(name)) from problem
-        wanted = _other_dtype(apply_fn, params, x)
-        if wanted is not None:
-            scale = " / 255 (images)" if x.dtype == jnp.uint8 else ""
-            raise ValueError(
-                f"{name} does not take x of {x.dtype}; give it {wanted}: x.astype({wanted!r})"
-                f"{scale}."
-            ) from problem
         raise
 
 
@@ -205,16 +198,6 @@ def swapped_words(name: str) -> str:
         f"{name} takes its arguments the other way round: it is called as {name}(params, x). Give "
         f"lambda params, x: {name}(x, params)."
     )
-
-
-def _other_dtype(apply_fn: Any, params: Any, x: Any) -> str | None:
-    """The dtype of the parameters, if `x` in it works."""
-    for leaf in jax.tree.leaves(params) if hasattr(x, "dtype") else ():
-        dtype = jnp.result_type(leaf)
-        if jnp.issubdtype(dtype, jnp.floating) and dtype != x.dtype:
-            cast = jax.ShapeDtypeStruct(x.shape, dtype)
-            return None if _try(apply_fn, params, cast) is None else dtype.name
-    return None
 
 
 def _try(apply_fn: Any, *arguments: Any) -> Any:

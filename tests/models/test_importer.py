@@ -65,8 +65,8 @@ def test_outputs_are_those_of_the_reference(name, dtype, tolerance, outputs):
     np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("name", ["timm-basic", "hugging-face-vit"])
-def test_without_the_head_the_models_own_is_kept(name):
+def test_without_the_head_the_models_own_is_kept():
+    name = "timm-basic"
     model = build(name, classes=3)
     loaded = load_weights(model, GOLDENS / f"{name}.safetensors", head=False)
     np.testing.assert_array_equal(loaded.head.kernel, model.head.kernel)

@@ -332,7 +332,7 @@ def _drawn(
     after = {name: place.name for name, place in places.items() if place.head}
     missing = {name for name, place in after.items() if place not in tensors.shapes}
     if model.kind != "classification":
-        return missing if key is not None else set()
+        return set()  # what is missing is an error
     last = {name for name in after if name.startswith("head.")}
     if key is not None:
         return missing | last
@@ -352,17 +352,14 @@ def _drawn(
 
 
 def _fresh(name: str, leaf: Any, key: Array | None, head_scale: float) -> Array:
-    """An array of a fresh head: kernels at random, biases 0."""
-    *_, layer, kind = ("", *name.split("."))
-    if kind in ("bias", "head_bias"):
+    """An array of a fresh head or of the layer before it: kernels at random, biases 0."""
+    layer, kind = name.split(".")
+    if kind == "bias":
         return jnp.zeros(leaf.shape, leaf.dtype)
-    if kind == "scale":
-        return jnp.ones(leaf.shape, leaf.dtype)
     assert key is not None
-    one = jax.random.fold_in(key, 0 if layer == "head" else 1)
-    scale = head_scale if layer == "head" else 1.0
-    made = linear_head(*leaf.shape, rngs=nnx.Rngs(params=one), scale=scale, param_dtype=leaf.dtype)
-    return made.kernel[...]
+    number, scale = (0, head_scale) if layer == "head" else (1, 1.0)
+    rngs = nnx.Rngs(params=jax.random.fold_in(key, number))
+    return linear_head(*leaf.shape, rngs=rngs, scale=scale, param_dtype=leaf.dtype).kernel[...]
 
 
 def _check_fit(tensors: _Tensors, wanted: Mapping[Tensor, tuple[int, ...]]) -> None:
