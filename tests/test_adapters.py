@@ -574,7 +574,6 @@ def test_a_network_that_mixes_samples_has_no_kernel_of_its_own():
     w, y = jnp.ones((3, 2)), jnp.arange(len(X)) % 2
     for refusing in (
         lambda: jaxttp.empirical_ntk(mixing, w, X),
-        lambda: jaxttp.ntk_operator(mixing, w, X, batch_size=2),
         lambda: jaxttp.conditioning.curvature_operator(mixing, w, X),
         lambda: jaxttp.dynamics.diagonal_noise(mixing, w, X, y, loss="cross_entropy"),
     ):

@@ -71,7 +71,6 @@ ENTRANCES = {
     "Gauss-Newton, parameters": _curvature("gauss_newton", form="parameters"),
     "functional Hessian": _curvature("functional_hessian"),
     "Gauss-Newton, product": _curvature_product,
-    "layer terms": lambda: jaxttp.conditioning.layer_terms(*ON),
 }
 
 

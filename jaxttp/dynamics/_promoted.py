@@ -9,8 +9,7 @@ import numpy as np
 from jaxtyping import Array
 
 from jaxttp._core.checks import is_concrete
-from jaxttp._core.types import Params
-from jaxttp.ntk._select import select_leaves
+from jaxttp._core.types import Params, select_leaves
 
 
 def promote(params: Params, trainable: Any = None) -> tuple[Params, tuple[str, ...]]:

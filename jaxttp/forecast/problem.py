@@ -15,7 +15,15 @@ from jaxtyping import Array, Float
 from jaxttp._core.checks import check_finite, check_known
 from jaxttp._core.compile import bound_programs, jit
 from jaxttp._core.traced import Network, network_of
-from jaxttp._core.types import ApplyFn, Params, count, notes_of, take
+from jaxttp._core.types import (
+    ApplyFn,
+    Params,
+    count,
+    notes_of,
+    select_leaves,
+    split_trainable,
+    take,
+)
 from jaxttp.adapters import as_rows, check_per_sample
 from jaxttp.adapters.gradients import check_gradients
 from jaxttp.adapters.inputs import check_network, check_samples
@@ -32,9 +40,8 @@ from jaxttp.losses.contrasts import (
     sees_contrasts,
 )
 from jaxttp.losses.weights import token_labels
-from jaxttp.ntk._costs import Workload
+from jaxttp.ntk._plan import Workload
 from jaxttp.ntk._program import is_linear
-from jaxttp.ntk._select import select_leaves, split_trainable
 from jaxttp.ntk.gram import workload
 from jaxttp.ntk.sharded import gathered, is_by_process, of_processes
 
@@ -424,5 +431,5 @@ def problem_of(name: str, one: Candidate, x: Any, y: Any, loss: str | Loss) -> P
         )
     return Problem.of(
         one.apply_fn, one.params, own, y, loss=loss, trainable=one.trainable,
-        names=f"candidates[{name!r}].{{}}",
+        names=f"candidates[{name!r}].{{}}" if name else "{}",
     )  # fmt: skip

@@ -128,7 +128,7 @@ def test_a_training_at_the_edge_is_forecast_from_its_weights():
         product, PARAMS, X, Y, loss="squared_error", optimizer=setting.optimizer(), steps=60,
         callback=watch,
     )  # fmt: skip
-    found = watch.forecast("weights")
+    found = watch.forecast()
     assert found.stable
     assert found.loss[-1] < 0.05 * found.loss[0]
 
