@@ -4,8 +4,9 @@ A linearized network errs because its kernel moves during training. So the PREDI
 followed: after a segment of steps the weights are w + J^T a (one vector-Jacobian product over the
 data, no training step), and the kernel is rebuilt there. `solver` takes a segment in second order,
 `controller` chooses where segments end, `edge` keeps modes within what steps bear, and `integrate`
-records the path. Velocities cross a segment's end in WEIGHT space; dual velocities, used again with
-a new kernel, would not converge.
+records the path. Velocities cross a segment's end in weight space: a dual velocity b stands for
+J^T b, which is another velocity with another Jacobian, an error at every segment's end that more
+segments would not reduce.
 """
 
 import dataclasses
@@ -162,7 +163,8 @@ def relinearized_recursion(  # noqa: PLR0913
         kernel_test_fn, Costs(kernels=1),
     )  # fmt: skip
     damped, sharpness = setup.damping(kernel, f0, 0)
-    if damp is None and damped is not None:  # a rate that is too large from the start
+    # A rate that is too large from the start may really diverge: damping would hide that.
+    if damp is None and damped is not None:
         setup, damped = dataclasses.replace(setup, damps=False), None
     here = Linearization(kernel, jax.device_put(np.asarray(f0)[None]))  # until it is linearized
     state = State(0, params, here, params, tuple(accumulators or begun), f0, optimizer.init(like))
