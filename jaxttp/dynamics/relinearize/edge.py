@@ -72,7 +72,8 @@ def _damping(
 ) -> Damping:
     """The coordinate of a mode u is z = u^T H^(1/2) df, the force on it u^T H^(1/2) Theta g.
 
-    With left = H^(1/2) U and right = Theta H^(1/2) U D / (N s) the force becomes (1 - D) times that.
+    With left = H^(1/2) U and right = Theta H^(1/2) U D / (N s) the force becomes (1 - D) times
+    that.
     """
     n = len(left) // classes
     is_beyond = values > limit

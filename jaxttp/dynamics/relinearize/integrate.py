@@ -171,8 +171,8 @@ def integrate(
         if taken.outcome is Outcome.DIVERGED:
             path = path.stop()
         elif taken.outcome is Outcome.FROZEN:
-            # Beyond the edge until the horizon, the damped segments cannot be trusted: the path goes
-            # on from before the first of them, with the kernel of that time.
+            # Beyond the edge until the horizon, damped segments cannot be trusted: the path goes on
+            # from before the first of them, with the kernel of that time.
             frozen_from = within.state.step
             ends = [end for end in ends if end <= frozen_from]
             path = within.freeze(predict(setup, within.state))
