@@ -13,15 +13,12 @@ from jaxttp._core.types import Params, Progress, count
 from jaxttp.batches import draw_samples
 from jaxttp.forecast.cost import ForecastPlan, plan_forecast
 from jaxttp.forecast.methods.base import Dynamics
-from jaxttp.forecast.methods.flow import ClosedForm, GradientFlow
-from jaxttp.forecast.methods.noisy import Noisy
-from jaxttp.forecast.methods.recursion import Recursion
+from jaxttp.forecast.methods.linear import ClosedForm, GradientFlow, Noisy, Recursion, WeightSpace
 from jaxttp.forecast.methods.relinearized import Relinearized
 from jaxttp.forecast.methods.scaled import Scaled
-from jaxttp.forecast.methods.weight_space import WeightSpace
 from jaxttp.forecast.problem import Problem
 from jaxttp.forecast.training_setup import Descent
-from jaxttp.forecast.uncertainty import LEVEL
+from jaxttp.forecast.uncertainty import KNOWN
 from jaxttp.ntk.estimators import Exact, KernelEstimator, Sketched
 from jaxttp.ntk.sharded import is_by_process, several
 
@@ -184,7 +181,6 @@ def choose_plan(
         check_used("budget", None if budget == "auto" else budget, False, remedy)
         return None
     plan = plan_forecast(way, problem, descent, estimator, budget=budget, key=key)
-    check_tokens(problem, plan.kernel)
     if progress is None:
         announce(plan, "this forecast", "budget= bounds that, progress= shows how far it is")
     return plan
@@ -323,6 +319,6 @@ def check_level(level: float | None, way: Dynamics, kernel: KernelEstimator) -> 
         "space, of a sketch_dim above 1"
     )
     check_used("level", level, way.name == "sde" or sketched, remedy)
-    found = LEVEL if level is None else level
+    found = KNOWN.level if level is None else level
     check_number("level", found, above=0.0, below=1.0, remedy="90 % is 0.9.")
     return found

@@ -18,10 +18,9 @@ from jaxttp._core.progress import stopwatch
 from jaxttp._core.types import ApplyFn, Params, Progress, count
 from jaxttp.adapters.inputs import check_network, check_samples
 from jaxttp.dynamics._promoted import promote
-from jaxttp.dynamics.recursion import recursion
 from jaxttp.forecast.cost import Price, check_budget, suited
-from jaxttp.forecast.methods.base import Dynamics, Linearizer
-from jaxttp.forecast.methods.recursion import Recursion
+from jaxttp.forecast.methods.base import Dynamics, Linearizer, recur
+from jaxttp.forecast.methods.linear import Recursion
 from jaxttp.forecast.options import (
     Keywords,
     check_at_hand,
@@ -36,7 +35,7 @@ from jaxttp.forecast.options import (
 from jaxttp.forecast.prediction import Cost, Prediction
 from jaxttp.forecast.problem import Problem, loss_and_error
 from jaxttp.forecast.training_setup import Descent
-from jaxttp.forecast.uncertainty import LEVEL, Doubt
+from jaxttp.forecast.uncertainty import KNOWN, loss_band, read_targets, read_times
 from jaxttp.losses import Loss, get_loss
 from jaxttp.losses.rule import (
     ALL_CURVES,
@@ -49,7 +48,6 @@ from jaxttp.losses.rule import (
 )
 from jaxttp.ntk._select import split_trainable
 from jaxttp.ntk.estimators import Exact, KernelEstimator, Sketched
-from jaxttp.ntk.kernels import Kernel
 
 
 def predict_training_time(  # noqa: PLR0913
@@ -251,21 +249,21 @@ def predict_training_time(  # noqa: PLR0913
             apply_fn, params, x, y, loss=loss, trainable=trainable, x_test=x_test, y_test=y_test
         ))  # fmt: skip
         is_open = all(v is None for v in (sketch_dim, kernel, kernel_batch_size, max_bytes))
-        fixed = None if is_open else estimator
-        named = budget == "auto" and isinstance(dynamics, Dynamics)
-        plan = None if named else choose_plan(way, problem, descent, fixed, budget, key, progress)
-        said = None
+        fixed, plan, words = None if is_open else estimator, None, None
+        if budget != "auto" or not isinstance(dynamics, Dynamics):
+            plan = choose_plan(way, problem, descent, fixed, budget, key, progress)
         if plan is not None:
             way, estimator = plan.dynamics, on_mesh(plan.kernel, mesh)
-            said = str(plan) if budget != "auto" or not plan.whole else None
-        found = forecast_training(
-            problem, descent, dynamics=way, kernel=estimator, rule=reading, targets=targets,
-            level=level, progress=progress,
-        )  # fmt: skip
+            words = str(plan) if budget != "auto" or not plan.whole else None
+        way = suited(way, problem)
+        if way.kernels:
+            check_tokens(problem, estimator)
+        lines = Linearizer(problem, estimator, progress)
+        found = forecast_along(lines, descent, way, reading, targets=targets, level=level)
     cost = dataclasses.replace(
         found.cost, seconds=watch.run_seconds, compile_seconds=watch.compile_seconds
     )
-    return dataclasses.replace(found, cost=cost, plan=said)
+    return dataclasses.replace(found, cost=cost, plan=words)
 
 
 def forecast_training(
@@ -276,7 +274,7 @@ def forecast_training(
     kernel: KernelEstimator | None = None,
     rule: Rule | None = None,
     targets: Iterable[Target] = (),
-    level: float = LEVEL,
+    level: float = KNOWN.level,
     progress: Progress | None = None,
 ) -> Prediction:
     """A forecast composed of values: what `predict_training_time` does with its keywords.
@@ -337,7 +335,7 @@ def forecast_along(
     rule: Rule,
     *,
     targets: tuple[Target, ...] = (),
-    level: float = LEVEL,
+    level: float = KNOWN.level,
     asks_limit: bool = True,
 ) -> Prediction:
     """The forecast of a training that was checked: a path, its verdict, its times, its doubts.
@@ -357,12 +355,15 @@ def forecast_along(
         path = way.follow(lines, descent)
         limit, rates = way.rates(lines, descent) if asks_limit else (math.inf, None)
         stable = way.is_stable(path, rates, descent)
-        parts = lines.estimate.parts if way.kernels else None
-        sketched = None if parts is None else without_parts(lines, descent, parts)
+        sketched = _without_parts(lines, descent) if way.kernels else None
         trust = way.trust(path, rule.about(targets))
         doubted_from = None if trust is None else way.doubted_from(path)
-        doubt = Doubt.of(path, rule, stable=stable, level=level, sketched=sketched, targets=targets,
-                         doubted_from=doubted_from)  # fmt: skip
+        sure = {
+            "stable": stable, "level": level, "sketched": sketched, "doubted_from": doubted_from
+        }  # fmt: skip
+        times = read_times(path, rule, **sure)
+        on_targets = read_targets(path, targets, rule.smooth, **sure)
+        band = loss_band(path, level, sketched)
     beside = path.gradient_evaluations + lines.passes
     cost = Cost(
         lines.kernels, math.ceil(lines.kernels * kernel.passes(problem) + beside),
@@ -373,7 +374,7 @@ def forecast_along(
     plain |= {"loss": problem.loss.name, "protocol": descent.protocol}
     plain["sketch_dim"] = kernel.sketch_dim if isinstance(kernel, Sketched) else None
     return Prediction(
-        steps=doubt.steps,
+        steps=times.steps,
         loss=path.loss,
         error=path.error,
         max_learning_rate=limit,
@@ -385,17 +386,17 @@ def forecast_along(
         hyperparameters=plain,
         outputs=problem.whole_outputs(path.outputs),
         loss_uncertainty=path.uncertainty,
-        steps_uncertainty=doubt.steps_uncertainty,
-        loss_band=doubt.loss_band,
-        steps_band=doubt.steps_band,
+        steps_uncertainty=times.errors,
+        loss_band=band,
+        steps_band=times.bands,
         test_loss=path.test_loss,
         test_error=path.test_error,
         trust=trust,
         rates=rates,
         metric=rule.metric,
-        targets=doubt.targets,
-        targets_band=doubt.targets_band,
-        targets_uncertainty=doubt.targets_uncertainty,
+        targets=on_targets.steps,
+        targets_band=on_targets.bands or {},
+        targets_uncertainty=on_targets.errors or {},
         notes=problem.notes,
         doubted_from=doubted_from,
         held_from=path.held_from,
@@ -403,24 +404,15 @@ def forecast_along(
     )
 
 
-def without_parts(
-    lines: Linearizer, descent: Descent, parts: Iterable[Kernel]
-) -> tuple[Array, Array]:
-    """Losses and errors (G, T + 1) of full-batch training, a curve for each kernel."""
+def _without_parts(lines: Linearizer, descent: Descent) -> tuple[Array, Array] | None:
+    """Losses and errors (G, T + 1) of full-batch training, without each part of a sketch."""
+    if lines.estimate.parts is None:
+        return None
     problem = lines.problem
-    tangent = lines.tangents["initial_tangent"] if descent.decays else None
-    curves = [
-        loss_and_error(
-            problem.loss,
-            recursion(
-                kernel, problem.f0, problem.targets, loss=problem.loss, steps=descent.steps,
-                optimizer=descent.stepper, initial_tangent=tangent,
-            ).train,
-            problem.targets,
-        )
-        for kernel in parts
-    ]  # fmt: skip
-    losses, errors = zip(*curves, strict=True)
+    paths = (recur(lines, descent.full, kernel).train for kernel in lines.estimate.parts)
+    losses, errors = zip(
+        *(loss_and_error(problem.loss, path, problem.targets) for path in paths), strict=True
+    )
     return jnp.stack(losses), jnp.stack(errors)
 
 

@@ -82,17 +82,13 @@ COLLECTIONS = ("params", "batch_stats")
 """Keys of Flax's variables, where they were not taken apart."""
 
 
-def _kinds(x: Any) -> list[str]:
-    """The dtypes of samples."""
-    return [str(leaf.dtype) for leaf in jax.tree.leaves(x)]
-
-
 def _check_kinds(x_test: Any, x: Any) -> None:
     """Refuse test samples of other kinds than the training samples."""
-    if _kinds(x_test) != _kinds(x):
+    kinds, wanted = ([str(leaf.dtype) for leaf in jax.tree.leaves(v)] for v in (x_test, x))
+    if kinds != wanted:
         raise ValueError(
-            f"x_test must hold numbers as x does; got {', '.join(_kinds(x_test))}, and in "
-            f"x {', '.join(_kinds(x))}: convert one of them."
+            f"x_test must hold numbers as x does; got {', '.join(kinds)}, and in "
+            f"x {', '.join(wanted)}: convert one of them."
         )
 
 

@@ -82,7 +82,8 @@ def training_time(
     else:
         curve = eqx.error_if(curve, ~jnp.all(jnp.isfinite(curve)), "curve holds NaN or infinity")
     xp = np if isinstance(curve, np.ndarray) and is_concrete(threshold) else jnp
-    return jnp.asarray(_first(xp, _smoothed(xp.asarray(curve), smooth), threshold, rule, window))
+    step = _first(xp, _smoothed(xp.asarray(curve), smooth), threshold, rule, window)
+    return jax.device_put(step)  # jnp.asarray would compile a function for a number of NumPy
 
 
 def _first(xp: Any, curve: Any, threshold: Any, rule: str, window: int | None) -> Any:
@@ -439,19 +440,6 @@ class Target:
     def time(self, curve: Any, smooth: int = 1) -> Any:
         """The first step at which a curve (T + 1,) is below, or -1; works under `vmap`."""
         return self.rule(smooth).time(curve, self.value)
-
-    def lasting(self, curve: Any, smooth: int = 1) -> int:
-        """The first step from which on a curve (T + 1,) stays below; -1 where its end is above.
-
-        Example:
-            >>> Target(0.3).lasting([1.0, 0.2, 0.4, 0.1]), Target(0.3).lasting([1.0, 0.2, 0.4])
-            (3, -1)
-        """
-        below = np.asarray(smooth_curve(curve, smooth)) < self.value
-        if not below[-1]:
-            return -1
-        above = np.flatnonzero(~below)
-        return int(above[-1]) + 1 if len(above) else 0
 
     def words(self) -> str:
         """The target in words."""

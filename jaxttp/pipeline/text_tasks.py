@@ -16,8 +16,7 @@ from jaxttp._core.types import Model, count, take
 from jaxttp.adapters import as_rows, from_nnx
 from jaxttp.data import load_corpus, load_tokenizer
 from jaxttp.dynamics.batches import batch_indices
-from jaxttp.forecast.stale_gradients.forecast import FORWARD, POINTS, affordable
-from jaxttp.forecast.stale_gradients.path import watcher
+from jaxttp.forecast.stale_gradients import FORWARD, POINTS, affordable, watcher
 from jaxttp.losses import encode_targets
 from jaxttp.models import adapter_targets, load_transformer, lora
 from jaxttp.models.language import Decoder, Encoder
