@@ -2,7 +2,6 @@
 
 import dataclasses
 import warnings
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -10,7 +9,6 @@ from jaxtyping import Array
 
 from jaxttp._core.checks import check_choice, check_integer, check_key, check_number, check_used
 from jaxttp._core.types import Params, Progress, count
-from jaxttp.batches import draw_samples
 from jaxttp.forecast.cost import ForecastPlan, plan_forecast
 from jaxttp.forecast.methods.base import Dynamics
 from jaxttp.forecast.methods.linear import ClosedForm, GradientFlow, Noisy, Recursion, WeightSpace
@@ -106,28 +104,6 @@ class Keywords(NamedTuple):
                 check_used("relinearize", given, False, NOT_LINEAR)
                 return WeightSpace()
         return WAYS[self.dynamics]() if rebuilt is None else rebuilt
-
-
-def samples_at_hand(
-    x: Any, y: Any, total_samples: int | None, progress: Progress | None
-) -> tuple[Any, Any, int | None]:
-    """Samples, labels and the number of all: as given, or drawn out of batches without labels."""
-    if y is not None:
-        if isinstance(x, Iterator):
-            raise ValueError(
-                "y must be left out where x is an iterable of batches, each of them a pair (x, y); "
-                f"got both, and x is a {type(x).__name__}. Or give x as one array (N, ...)."
-            )
-        return x, y, total_samples
-    if total_samples is not None:
-        check_integer("total_samples", total_samples, at_least=1)
-    if hasattr(x, "shape"):
-        raise ValueError(
-            "y must be given: the labels or targets of x. Without it x is an iterable of batches "
-            "(x, y); got an array."
-        )
-    drawn = draw_samples(x, total=total_samples, progress=progress)
-    return drawn.x, drawn.y, drawn.total if drawn.total > len(drawn.y) else None
 
 
 def check_at_hand(

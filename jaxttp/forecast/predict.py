@@ -14,12 +14,12 @@ import optax
 from jaxtyping import Array
 
 from jaxttp._core.checks import check_instance
-from jaxttp._core.progress import stopwatch
+from jaxttp._core.progress import Stopwatch, stopwatch
 from jaxttp._core.types import ApplyFn, Params, Progress, count
 from jaxttp.adapters.inputs import check_network, check_samples
 from jaxttp.dynamics._promoted import promote
 from jaxttp.forecast.cost import Price, check_budget, suited
-from jaxttp.forecast.methods.base import Dynamics, Linearizer, recur
+from jaxttp.forecast.methods.base import Dynamics, Linearizer, Path, recur
 from jaxttp.forecast.methods.linear import Recursion
 from jaxttp.forecast.options import (
     Keywords,
@@ -30,7 +30,6 @@ from jaxttp.forecast.options import (
     choose_kernel,
     choose_plan,
     on_mesh,
-    samples_at_hand,
 )
 from jaxttp.forecast.prediction import Cost, Prediction
 from jaxttp.forecast.problem import Problem, loss_and_error
@@ -54,7 +53,7 @@ def predict_training_time(  # noqa: PLR0913
     apply_fn: ApplyFn,
     params: Params,
     x: Any,
-    y: Any = None,
+    y: Any,
     *,
     loss: str | Loss = "cross_entropy",
     learning_rate: float | None = None,
@@ -104,9 +103,8 @@ def predict_training_time(  # noqa: PLR0913
         params: pytree of floating-point arrays, the weights before training; those in bfloat16 or
             float16 are promoted to float32, and `Prediction.notes` says so.
         x: training samples (N, ...): an array, or a pytree of arrays with N rows each, such as the
-            ids and masks of a tokenizer, which `apply_fn` is given as it is. Without `y` an
-            iterable of batches, of which 512 samples are drawn and the rest counted as
-            `total_samples`, see `jaxttp.draw_samples`. Of several processes each may bring some of
+            ids and masks of a tokenizer, which `apply_fn` is given as it is. Of a pipeline of
+            batches, `jaxttp.draw_samples` draws some. Of several processes each may bring some of
             the rows (`jax.make_array_from_process_local_data`), with a `kernel` that has a mesh.
         y: integer labels (N,) or targets (N, C); with `jaxttp.weighted`, weights and masks. For
             logits of tokens labels (N, T), -100 for what does not count; for one label a sequence,
@@ -128,7 +126,7 @@ def predict_training_time(  # noqa: PLR0913
             drawn at random: those are followed whole and in halves, and how much later the whole
             comes to a loss than its halves says how much later all of them do, see
             `jaxttp.forecast.Scaled`. For any loss, with mini-batches and schedules; when None those
-            of `x`, of batches all that they hold.
+            of `x`.
         thresholds: the epsilons, shares in (0, 1) for the rule "relative"; 0.01, 0.1 and 0.4 when
             None.
         target_loss: losses on the training samples to get below, one or several, each above 0: when
@@ -235,7 +233,6 @@ def predict_training_time(  # noqa: PLR0913
     targets = targets_of(
         target_loss, target_error, target_test_loss, target_test_error, **_curves(x_test)
     )
-    x, y, total_samples = samples_at_hand(x, y, total_samples, progress)
     x = check_samples("x", x)
     check_network(apply_fn, params)
     descent.check(count(x))
@@ -350,7 +347,6 @@ def forecast_along(
         asks_limit: whether the largest stable rate is wanted, which takes a kernel.
     """
     problem, kernel = lines.problem, lines.estimator
-    price = Price.of(problem, descent, kernel, way.trained_samples(problem))
     with stopwatch() as watch:
         path = way.follow(lines, descent)
         limit, rates = way.rates(lines, descent) if asks_limit else (math.inf, None)
@@ -364,12 +360,7 @@ def forecast_along(
         times = read_times(path, rule, **sure)
         on_targets = read_targets(path, targets, rule.smooth, **sure)
         band = loss_band(path, level, sketched)
-    beside = path.gradient_evaluations + lines.passes
-    cost = Cost(
-        lines.kernels, math.ceil(lines.kernels * kernel.passes(problem) + beside),
-        watch.run_seconds, watch.compile_seconds,
-        price.forecast(lines.kernels, beside, path.products), price.training,
-    )  # fmt: skip
+    cost = _cost(lines, descent, way, path, watch)
     plain = {**descent.plain_values(), "relinearize": 0, **way.plain_values()}
     plain |= {"loss": problem.loss.name, "protocol": descent.protocol}
     plain["sketch_dim"] = kernel.sketch_dim if isinstance(kernel, Sketched) else None
@@ -402,6 +393,18 @@ def forecast_along(
         held_from=path.held_from,
         error_kind=getattr((problem.whole or problem).loss.error, "__name__", "error"),
     )
+
+
+def _cost(lines: Linearizer, descent: Descent, way: Dynamics, path: Path, watch: Stopwatch) -> Cost:
+    """What a forecast took, beside what its training takes."""
+    problem, kernel = lines.problem, lines.estimator
+    price = Price.of(problem, descent, kernel, way.trained_samples(problem))
+    passes = path.gradient_evaluations + lines.passes
+    return Cost(
+        lines.kernels, math.ceil(lines.kernels * kernel.passes(problem) + passes),
+        watch.run_seconds, watch.compile_seconds,
+        price.forecast(lines.kernels, passes, path.products), price.training,
+    )  # fmt: skip
 
 
 def _without_parts(lines: Linearizer, descent: Descent) -> tuple[Array, Array] | None:

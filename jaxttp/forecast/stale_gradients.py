@@ -751,34 +751,58 @@ def held_forecast(
         some = indices[step] if fresh is None else indices[knot % fresh]
         return take(x, some), targets[some]
 
+    most = affordable(share, steps, POINTS * per_point, batch_size)
     look = watcher(rows, loss_watched, x_watched, watched, batch_size)
     training = Training(rows, loss, same_program(optimizer, params), batch, look)
-    sizes, paid = step_sizes(optimizer, params, steps), share * steps - per_point
-    most, points = affordable(share, steps, POINTS * per_point, batch_size), POINTS
-    good: HeldState | None = HeldState(0, params, optimizer.init(params), training.watched(params))
+    begin = HeldState(0, params, optimizer.init(params), look(params))
     give_back()  # what compiling has left: hundreds of MB for a large network
+    sizes, paid = step_sizes(optimizer, params, steps), share * steps
+    path, is_left, paid_for = follow_within(training, begin, sizes, paid, per_point, most)
+    losses = [loss for knot in path for loss in (knot.loss, knot.before) if loss is not None]
+    check_gradients(rows, params, x, np.array(losses))
+    return corrected(
+        path, paid_for * batch_size, float(steps * batch_size), steps, left=is_left, fresh=fresh
+    )
+
+
+def follow_within(
+    training: Training,
+    start: HeldState,
+    sizes: np.ndarray,
+    budget: float,
+    per_point: float,
+    most: int,
+) -> tuple[list[Knot], bool, float]:
+    """The path to the horizon; where it leaves, on from its last good point by half of the steps.
+
+    Args:
+        training: see there.
+        start: before the first step.
+        sizes: of every step (T,), see `step_sizes`.
+        budget: gradients of a batch that it may take.
+        per_point: what a point of the curve costs.
+        most: knots.
+
+    Returns:
+        The path, whether it was left for good, and the gradients that it took.
+    """
+    steps, spent, points, scale = len(sizes), per_point, POINTS, 1.0
     path: list[Knot] = []
-    scale = 1.0
-    while good is not None:
-        start = good
+    while True:
         before = [knot for knot in path if knot.step < start.step]
-        if path:  # it left: on from its last good point, by half of the steps
-            known = sum(knot.loss is not None for knot in before)
-            scale, points = scale / 2, max(3, POINTS - known)
-            most = min(pays_for(paid - (points - 1) * per_point), steps - start.step)
-            if most < FEWEST * (steps - start.step) / steps:
-                break
         knots = start.step + place_knots(sizes[start.step :], most)
         path, good = follow_held(
             training, start, knots, place_points(len(knots), points), scale=scale, before=before
         )
-        losses = [loss for knot in path for loss in (knot.loss, knot.before) if loss is not None]
-        check_gradients(rows, params, x, np.array(losses))
-        paid -= cost_of(path[len(before) :], per_point)
-    return corrected(
-        path, (share * steps - paid) * batch_size, float(steps * batch_size), steps,
-        left=good is not None, fresh=fresh,
-    )  # fmt: skip
+        spent += cost_of(path[len(before) :], per_point)
+        if good is None:
+            return path, False, spent
+        start, scale = good, scale / 2
+        known = sum(knot.loss is not None and knot.step < good.step for knot in path)
+        points = max(3, POINTS - known)
+        most = min(pays_for(budget - spent - (points - 1) * per_point), steps - good.step)
+        if most < FEWEST * (steps - good.step) / steps:
+            return path, True, spent
 
 
 def _check_network(

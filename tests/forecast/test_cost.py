@@ -11,7 +11,7 @@ import pytest
 
 from jaxttp import predict_training_time
 from jaxttp.forecast import Descent, Noisy, Problem, Recursion, Relinearized, cost
-from jaxttp.forecast.cost import Price, expected_error, plan_forecast, share_of
+from jaxttp.forecast.cost import Price, expected_error, plan_forecast
 from jaxttp.ntk import ClassSketched, Exact, Sketched
 from tests.draws import normal, split
 
@@ -67,13 +67,6 @@ def test_a_narrow_sketch_stays_as_its_factors():
     assert wide.kernel - narrow.kernel == 200 * 2 * (N * C) ** 2
     assert 0 < narrow.kernel < wide.kernel
     assert [wide.product, narrow.product] == [2 * (N * C) ** 2, 4 * N * C * 2]
-
-
-def test_shares_in_words():
-    assert [share_of(x, 1.0) for x in (0.02, 0.3, 1.0, 4.0, 1234.0)] == [
-        "1/50 of", "1/3.3 of", "1 times", "4 times", "1,234 times"
-    ]  # fmt: skip
-    assert share_of(1.0, 0.0) == "1 times"  # nothing is trained
 
 
 def test_a_plan_is_of_the_outputs_that_its_dynamics_follows():

@@ -110,13 +110,6 @@ def test_parameters_that_do_not_train(params, words):
         predict(linear, params)
 
 
-def test_batches_have_their_labels():
-    with pytest.raises(ValueError, match=r"^y must be left out .* pair \(x, y\); .* a generator"):
-        predict(x=((X, Y) for _ in range(3)))
-    with pytest.raises(ValueError, match=r"^total_samples must be an integer of at least 1; got 0"):
-        predict(x=((X, Y) for _ in range(3)), y=None, total_samples=0)
-
-
 def test_a_number_of_samples_is_called_as_the_keyword_is():
     choose = inspect.unwrap(Keywords.choose)  # without the type checks of the tests
     with pytest.raises(ValueError, match=r"^total_samples must be an integer of at least 2; got 1"):
@@ -198,47 +191,25 @@ NAN = float("nan")
 BAD = {
     "neither rate nor optimizer": ({"learning_rate": None}, "learning_rate and optimizer"),
     "both": ({"optimizer": optax.sgd(0.1)}, "learning_rate and optimizer"),
-    "zero rate": ({"learning_rate": 0.0}, "learning_rate"),
     "negative rate": ({"learning_rate": -0.1}, "learning_rate"),
-    "nan rate": ({"learning_rate": NAN}, "learning_rate"),
     "momentum 1": ({"momentum": 1.0}, "momentum"),
-    "negative momentum": ({"momentum": -0.1}, "momentum"),
-    "momentum with optimizer": (
-        {"learning_rate": None, "optimizer": optax.sgd(0.1), "momentum": 0.9},
-        "momentum",
-    ),
     "batch zero": ({"batch_size": 0, "key": jax.random.key(0)}, "batch_size"),
-    "threshold 0": ({"thresholds": (0.0,)}, "thresholds"),
     "threshold 1": ({"thresholds": (0.5, 1.0)}, "thresholds"),
-    "threshold nan": ({"thresholds": (NAN,)}, "thresholds"),
     "no threshold": ({"thresholds": ()}, "thresholds"),
     "unknown dynamics": ({"dynamics": "magic"}, "dynamics"),
-    "ode with batches": (
-        {"dynamics": "ode", "batch_size": 4, "key": jax.random.key(0)},
-        "batch_size",
-    ),
     "ode with optimizer": (
         {"dynamics": "ode", "learning_rate": None, "optimizer": optax.sgd(0.1)},
         "optimizer",
     ),
     "ode relinearised": ({"dynamics": "ode", "relinearize": 2}, "relinearize"),
-    "negative relinearize": ({"relinearize": -1}, "relinearize"),
-    "not a linear optimizer": (
-        {"learning_rate": None, "optimizer": optax.adam(0.1), "dynamics": "recursion"},
-        "optimizer",
-    ),
     "label too large": ({"y": np.full(12, 3)}, "y"),
-    "label negative": ({"y": np.full(12, -1)}, "y"),
     "labels of a wrong dtype": ({"y": np.full(12, 1j)}, "y"),
     "float labels": ({"y": np.full(12, 1.5)}, "y"),
-    "labels too few": ({"y": Y[:5]}, "y"),
     "targets that are no probabilities": ({"y": np.full((12, 3), 2.0)}, "y"),
     "nan targets": ({"y": np.full((12, 3), NAN), "loss": "squared_error"}, "y"),
     "nan data": ({"x": X.at[0, 0].set(NAN)}, "x"),
-    "infinite data": ({"x": X.at[0, 0].set(np.inf)}, "x"),
     "nan parameters": ({"params": {**PARAMS, "b": PARAMS["b"].at[0, 0].set(NAN)}}, "params"),
     "wrong rank": ({"apply_fn": lambda p, x: network(p, x)[:, 0]}, "apply_fn"),
-    "too many ranks": ({"apply_fn": lambda p, x: network(p, x)[:, :, None]}, "apply_fn"),
     "rows lost": ({"apply_fn": lambda p, x: network(p, x)[1:]}, "apply_fn"),
     "nan outputs": ({"apply_fn": lambda p, x: jnp.log(network(p, x) - 100.0)}, "apply_fn"),
     "batch statistics": (

@@ -1,6 +1,5 @@
 """Targets, from keywords to results: read off the curves of the thresholds, as sure as these."""
 
-import csv
 import dataclasses
 
 import jax.numpy as jnp
@@ -150,10 +149,9 @@ def swept(**options):
     return sweep_kernel(KERNEL, START, VALUES, SETTINGS, **options)
 
 
-def test_sweeps_rank_by_the_first_target(tmp_path):
+def test_sweeps_rank_by_the_first_target():
     targets = (Target(0.3), Target(0.01), Target(0.5, "error"))
-    found = swept(targets=targets, step_seconds=0.5)
-    assert found.targets == targets
+    found = swept(targets=targets)
     assert found.target_steps.shape == (6, 3)
     for i, good in enumerate(found.stable):
         for k, target in enumerate(targets):
@@ -161,44 +159,7 @@ def test_sweeps_rank_by_the_first_target(tmp_path):
             assert found.target_steps[i, k] == (first_below(curve, target.value) if good else -1)
     times = found.times(targets[0])
     assert times[found.best()] == min(t for t in times if t >= 0)
-    assert found.best() == found.best(targets[0]) == found.ranking()[0]
-    assert found.ranking(targets[1]) == tuple(sorted(
-        (i for i in range(6) if found.target_steps[i, 1] >= 0),
-        key=lambda i: (found.target_steps[i, 1], found.final_loss[i]),
-    ))  # fmt: skip
-    np.testing.assert_array_equal(found.cost()[found.stable & (times >= 0)],
-                                  0.5 * times[found.stable & (times >= 0)])  # fmt: skip
-    assert found.cheapest() == found.cheapest(targets[0])
-    assert found.pareto() == found.pareto(targets[0])
-    assert "the first to loss below 0.3" in str(found)
-    assert f"loss below 0.3: step {times[found.best()]}" in str(found)
-    found.to_csv(tmp_path / "rows.csv")
-    with (tmp_path / "rows.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    for row, steps in zip(rows, found.target_steps, strict=True):
-        assert row["steps_loss_0.3"] == (str(steps[0]) if steps[0] >= 0 else "")
-        assert row["seconds_error_0.5"] == (str(0.5 * steps[2]) if steps[2] >= 0 else "")
-
-
-def test_comparisons_rank_by_targets_first():
-    starts = {
-        "slow": Candidate(lambda w, x: 0.3 * jnp.tanh(x @ w), W),
-        "fast": Candidate(network, W),
-    }
-    found = compare(
-        starts, X, Y, learning_rate=1.0, steps=20, time_steps=False, target_loss=0.55,
-        target_error=0.25, relinearize=0,
-    )  # fmt: skip
-    assert found.targets == (Target(0.55), Target(0.25, "error"))
-    for i in range(2):
-        assert found.target_steps[i, 0] == first_below(found.loss[i], 0.55)
-        assert found.target_steps[i, 1] == first_below(found.error[i], 0.25)
-    assert found.names == ("fast", "slow")
-    assert found.target_steps[0, 0] >= 0
-    row = found.rows()[0]
-    assert row["steps_loss_0.55"] == found.target_steps[0, 0]
-    assert "loss below 0.55, error below 0.25" in str(found)
-    assert len(found.thresholds) == 2  # a tenth and a half of the start, as ever
+    assert "loss below 0.3" in str(found)
 
 
 def test_corrected_forecasts_read_the_corrected_curve():
