@@ -54,7 +54,6 @@ SLOW_EXAMPLES = (
     "jaxttp.models.convolutional.VGG",
     "jaxttp.models.convolutional.",
     "jaxttp.dynamics.two_factor.two_factor_flow",
-    "jaxttp.conditioning.sweeps.convolution_point",
 )
 
 

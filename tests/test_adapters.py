@@ -626,9 +626,7 @@ def test_a_network_that_mixes_samples_has_no_kernel_of_its_own():
     for refusing in (
         lambda: jaxttp.empirical_ntk(mixing, w, X),
         lambda: jaxttp.class_sketch(mixing, w, X, key=KEY),
-        lambda: jaxttp.ntk_operator(mixing, w, X, batch_size=2),
         lambda: jaxttp.conditioning.curvature_operator(mixing, w, X),
-        lambda: jaxttp.conditioning.layer_terms(mixing, w, X),
         lambda: jaxttp.dynamics.diagonal_noise(mixing, w, X, y, loss="cross_entropy"),
     ):
         with pytest.raises(ValueError, match="depends on the other samples"):

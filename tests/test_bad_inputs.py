@@ -34,7 +34,6 @@ ALLOWED = {
     ("flatten_tokens", "apply_fn"): "the network is checked where the wrapped one is used",
     ("label_words", "apply_fn"): "likewise", ("sample_tokens", "apply_fn"): "likewise",
     ("dynamics.relinearized_recursion", "apply_fn"): "the message names the outputs",
-    ("gauss_newton.as_pseudoinverse", "kind"): "the message says pseudoinverse, as callers do",
     ("grid", "learning_rate"): "one value in place of several",
     ("grid", "steps"): "a tracer is no iterable of values",
     ("models.last_blocks", "params"): "paths alone are looked at",

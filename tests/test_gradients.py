@@ -80,7 +80,6 @@ ENTRANCES = {
     "functional Hessian": _curvature("functional_hessian"),
     "Hessian": _curvature("hessian"),
     "Gauss-Newton, product": _curvature_product,
-    "layer terms": lambda: jaxttp.conditioning.layer_terms(*ON),
     "condition number": lambda: jaxttp.conditioning.condition_number(
         jaxttp.conditioning.curvature_operator(*ON)
     ),

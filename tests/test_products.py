@@ -8,7 +8,7 @@ import optax
 import pytest
 
 import jaxttp
-from jaxttp import conditioning, dynamics
+from jaxttp import conditioning
 from jaxttp._core.products import pull_and_push, with_forward_mode
 from tests.draws import normal
 
@@ -68,11 +68,6 @@ def operator(kind):
 DOORS = {
     "momentum": lambda f: predicted(f, learning_rate=0.3, momentum=0.9),
     "Adam": lambda f: predicted(f, optimizer=optax.adam(0.05)),
-    "weight_space_flow": lambda f: (
-        dynamics.weight_space_flow(
-            f, PARAMS, X, Y, loss="cross_entropy", learning_rate=0.3, ts=jnp.array([2.0])
-        ).train
-    ),
     "ntk_operator": lambda f: jaxttp.ntk_operator(f, PARAMS, X).mv(jnp.ones((8, 2))),
     "vector products": lambda f: jaxttp.empirical_ntk(f, PARAMS, X, method="vector_product"),
     "Gauss-Newton operator": operator("gauss_newton"),

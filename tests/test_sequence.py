@@ -60,8 +60,8 @@ CASES = {
     "linear_bound": (lambda w: conditioning.linear_bound(w), (WEIGHTS,)),
     "linear_point": (lambda w: conditioning.linear_point(w).condition.value, (WEIGHTS,)),
     "layer_spectra": (conditioning.layer_spectra, (WEIGHTS,)),
-    "leaky_point": (
-        lambda w, v, x: conditioning.leaky_point(w, v, x, 0.1),
+    "leaky_relu_bound": (
+        lambda w, v, x: conditioning.leaky_relu_bound(w, v, x, 0.1),
         (draw(3, 6), draw(6, 5), draw(5, 4)),
     ),
     "psd_sum_bounds": (conditioning.psd_sum_bounds, (SPD, SPD)),

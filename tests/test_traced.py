@@ -73,7 +73,7 @@ DOORS = {
     "compare": lambda f: jaxttp.compare(
         {"a": jaxttp.Candidate(f, W)}, X, Y, learning_rate=0.5, steps=5, time_steps=False,
         relinearize=0,
-    ).loss,
+    ).sweep.loss,
     "held gradients": lambda f: forecast.held_forecast(
         f, W, X, Y, x_watched=X, y_watched=Y, loss="cross_entropy", optimizer=optax.sgd(0.5),
         steps=200, batch_size=3, key=KEY, share=0.9,
@@ -81,9 +81,6 @@ DOORS = {
     "train": lambda f: jaxttp.train(f, W, X, Y, **SGD).loss,
     "curvature_matrix": lambda f: conditioning.curvature_matrix(f, W, X),
     "curvature_operator": lambda f: conditioning.curvature_operator(f, W, X).mv(jnp.ones(6)),
-    "weight_space_flow": lambda f: dynamics.weight_space_flow(
-        f, W, X, Y, loss="cross_entropy", learning_rate=0.5, ts=jnp.array([1.0, 3.0])
-    ).train,
     "diagonal_noise": lambda f: dynamics.diagonal_noise(f, W, X, Y, loss="cross_entropy"),
 }  # fmt: skip
 

@@ -15,9 +15,9 @@ from jaxtyping import Array
 
 from jaxttp._core.checks import check_instance
 from jaxttp._core.progress import Stopwatch, stopwatch
-from jaxttp._core.types import ApplyFn, Params, Progress, count
+from jaxttp._core.types import ApplyFn, Params, Progress, count, split_trainable
 from jaxttp.adapters.inputs import check_network, check_samples
-from jaxttp.dynamics._promoted import promote
+from jaxttp.dynamics._network import promote
 from jaxttp.forecast.cost import Price, check_budget, suited
 from jaxttp.forecast.methods.base import Dynamics, Linearizer, Path, recur
 from jaxttp.forecast.methods.linear import Recursion
@@ -45,7 +45,6 @@ from jaxttp.losses.rule import (
     check_targets,
     targets_of,
 )
-from jaxttp.ntk._select import split_trainable
 from jaxttp.ntk.estimators import Exact, KernelEstimator, Sketched
 
 

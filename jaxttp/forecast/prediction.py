@@ -103,7 +103,6 @@ class Prediction:
         targets_uncertainty: as `steps_uncertainty`, for targets on the training samples; a time of
             the error may be off by as much as that of the loss of that step.
         targets_band: as `steps_band`, for targets on the training samples.
-        unsure_from: not set any more.
         doubted_from: the step from which on `trust` doubts the forecast without saying by how
             much: times after it have no uncertainty and no band. None for never.
         held_from: the step whose kernel was held from there on, because the path stays beyond the
@@ -140,7 +139,6 @@ class Prediction:
     targets_uncertainty: Mapping[Target, int] = dataclasses.field(default_factory=dict)
     targets_band: Mapping[Target, tuple[int, int]] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    unsure_from: int | None = None
     doubted_from: int | None = None
     held_from: int | None = None
     plan: str | None = None

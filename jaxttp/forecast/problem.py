@@ -15,12 +15,19 @@ from jaxtyping import Array, Float
 from jaxttp._core.checks import check_finite, check_known
 from jaxttp._core.compile import bound_programs, jit
 from jaxttp._core.traced import Network, network_of
-from jaxttp._core.types import ApplyFn, Params, count, notes_of, take
+from jaxttp._core.types import (
+    ApplyFn,
+    Params,
+    count,
+    notes_of,
+    select_leaves,
+    split_trainable,
+    take,
+)
 from jaxttp.adapters import as_rows, check_per_sample
 from jaxttp.adapters.gradients import check_gradients
 from jaxttp.adapters.inputs import check_network, check_samples
-from jaxttp.dynamics._network import in_two
-from jaxttp.dynamics._promoted import promote, promote_samples, warn_of
+from jaxttp.dynamics._network import in_two, promote, promote_samples, warn_of
 from jaxttp.dynamics._trajectory import curves
 from jaxttp.losses import Loss, encode_targets
 from jaxttp.losses.contrasts import (
@@ -31,10 +38,9 @@ from jaxttp.losses.contrasts import (
     from_contrasts,
     sees_contrasts,
 )
-from jaxttp.losses.weights import token_labels
-from jaxttp.ntk._costs import Workload
+from jaxttp.losses.targets import token_labels
+from jaxttp.ntk._plan import Workload
 from jaxttp.ntk._program import is_linear
-from jaxttp.ntk._select import select_leaves, split_trainable
 from jaxttp.ntk.gram import workload
 from jaxttp.ntk.sharded import gathered, is_by_process, of_processes
 
@@ -332,13 +338,6 @@ class Problem:
         """
         return outputs if self.whole is None else _around(outputs, self.whole.f0)
 
-    def with_loss(self, loss: str | Loss, y: Any) -> "Problem":
-        """The same network and data under another loss; test data are left out."""
-        if self.whole is not None:
-            return self.whole.with_loss(loss, y)
-        targets, exact = encode_targets(loss, y, self.f0)
-        return dataclasses.replace(self.without_test(), targets=targets, loss=exact)
-
 
 @jit
 def _around(found: Array, before: Array) -> Array:
@@ -420,5 +419,5 @@ def problem_of(name: str, one: Candidate, x: Any, y: Any, loss: str | Loss) -> P
         )
     return Problem.of(
         one.apply_fn, one.params, own, y, loss=loss, trainable=one.trainable,
-        names=f"candidates[{name!r}].{{}}",
+        names=f"candidates[{name!r}].{{}}" if name else "{}",
     )  # fmt: skip

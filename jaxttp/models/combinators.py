@@ -13,8 +13,7 @@ from flax import nnx
 from jaxtyping import Array
 
 from jaxttp._core.checks import check_choice, check_integer, check_leaves
-from jaxttp._core.types import Model, Params, count, noted, notes_of
-from jaxttp.ntk._select import leaf_paths, select_leaves
+from jaxttp._core.types import Model, Params, count, leaf_paths, noted, notes_of, select_leaves
 
 Predicate = Callable[[str], bool]
 

@@ -11,8 +11,7 @@ from jaxtyping import Array, Float
 from jaxttp._core.arrays import double, root
 from jaxttp._core.checks import check_finite, check_leaves, check_several
 from jaxttp._core.results import RESULT
-from jaxttp._core.types import Params
-from jaxttp.ntk._select import leaf_paths
+from jaxttp._core.types import Params, leaf_paths
 
 
 def _leaves(name: str, params: Any) -> tuple[tuple[str, ...], list[Array]]:

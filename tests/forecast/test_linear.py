@@ -1,7 +1,5 @@
 """Networks that are linear in their trained weights: one kernel, K (N, N) of last layers alone."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -167,7 +165,7 @@ def test_what_explains_a_start_does_not_depend_on_the_form_of_its_kernel():
     problem = Problem.of(apply_fn, params, x, y, trainable=trainable)
     kernel = Exact().estimate(problem, problem.weights).kernel
     full = jnp.einsum("nm,cd->ncmd", kernel, jnp.eye(3))
-    one, other = (dataclasses.astuple(_explain(theta, problem)) for theta in (kernel, full))
+    one, other = (_explain(theta, problem) for theta in (kernel, full))
     np.testing.assert_allclose(one, other, rtol=1e-9)  # eigenvalues of other matrices
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from jaxttp import online, predict_training_time, sweep, training_time
+from jaxttp import predict_training_time, sweep, training_time
 from jaxttp.forecast import (
     ClosedForm,
     Descent,
@@ -17,6 +17,7 @@ from jaxttp.forecast import (
     Hyperparameters,
     Linearizer,
     Noisy,
+    Online,
     Problem,
     Recursion,
     Relinearized,
@@ -27,7 +28,7 @@ from jaxttp.forecast import (
     sweep_kernel,
 )
 from jaxttp.forecast.methods import Path
-from jaxttp.ntk.estimators import Estimate, Exact, KernelEstimator, Sketched
+from jaxttp.ntk.estimators import Exact, KernelEstimator, Sketched
 from tests.draws import normal, split
 
 KEYS = split(5, 3)
@@ -101,11 +102,8 @@ class Multiplied(KernelEstimator):
 
     factor: float
 
-    def estimate(self, problem, weights, progress=None):
-        return Estimate(self.factor * Exact().estimate(problem, weights).kernel)
-
-    def cross(self, problem, weights, x):
-        return self.factor * Exact().cross(problem, weights, x)
+    def between(self, problem, weights, x1, x2, progress=None):
+        return self.factor * Exact().between(problem, weights, x1, x2)
 
 
 class Halved(Rule):
@@ -164,11 +162,6 @@ def test_the_linearizer_builds_what_is_asked_for_once():
     assert known.kernels == 0
 
 
-LOSSES = {"losses": np.array([0.8, 0.7])}
-KERNEL = jnp.eye(2).reshape(2, 1, 2, 1)
-ONLINE = (KERNEL, jnp.zeros((2, 1)), jnp.ones((2, 1)), Hyperparameters(0.1, loss="squared_error"))
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -190,7 +183,8 @@ ONLINE = (KERNEL, jnp.zeros((2, 1)), jnp.ones((2, 1)), Hyperparameters(0.1, loss
         (lambda: Sketched(9, None), "sketch_dim=9 needs key"),
         (lambda: Sketched(0, KEY), "sketch_dim must be an integer of at least 1"),
         (lambda: problem(x_test=X), "x_test and y_test belong together"),
-        (lambda: online(*ONLINE, **LOSSES, rule=Rule(metric="error")), "only the loss"),
+        (lambda: Online(network, W, X, Y, Hyperparameters(0.1), rule=Rule(metric="error")),
+         "only the loss"),
     ],
 )  # fmt: skip
 def test_values_check_themselves(call, message):
@@ -241,7 +235,10 @@ def test_a_value_leaves_no_room_for_keywords():
     with pytest.raises(ValueError, match="paths=2 does nothing here"):
         predict_training_time(network, W, X, Y, paths=2, **common)
     with pytest.raises(ValueError, match="rule is a Rule"):
-        sweep_kernel(KERNEL, *ONLINE[1:3], [ONLINE[3]], thresholds=(0.1,), rule=Rule())
+        sweep_kernel(
+            jnp.eye(2), jnp.zeros((2, 1)), jnp.ones((2, 1)), [Hyperparameters(0.1)],
+            thresholds=(0.1,), rule=Rule(),
+        )  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxttp import compare, online, predict_training_time, sweep, train
+from jaxttp import compare, predict_training_time, sweep, train
 from jaxttp.cli._tables import cells
 from jaxttp.forecast import (
     Candidate,
@@ -162,16 +162,22 @@ def test_sweeps_rank_by_the_first_target():
     assert "loss below 0.3" in str(found)
 
 
-def test_corrected_forecasts_read_the_corrected_curve():
-    setting = Hyperparameters(0.2, loss="squared_error", steps=40)
-    real = 0.5 * 0.85 ** (2 * np.arange(9))
-    ones = jnp.ones((2, 1))
-    found = online(
-        jnp.eye(2), jnp.zeros((2, 1)), ones, setting, losses=real, target_loss=(0.3, 0.01)
-    )
-    assert found.targets == {Target(v): first_below(found.loss, v) for v in (0.3, 0.01)}
-    assert found.targets[Target(0.3)] < 8 < found.targets[Target(0.01)]
-    assert "loss below 0.01" in str(found)
+def test_comparisons_rank_by_targets_first():
+    starts = {
+        "slow": Candidate(lambda w, x: 0.3 * jnp.tanh(x @ w), W),
+        "fast": Candidate(network, W),
+    }
+    found = compare(
+        starts, X, Y, learning_rate=1.0, steps=20, time_steps=False, target_loss=0.55,
+        target_error=0.25, relinearize=0,
+    )  # fmt: skip
+    swept = found.sweep
+    assert swept.targets == (Target(0.55), Target(0.25, "error"))
+    for i in range(2):
+        assert swept.target_steps[i, 0] == first_below(swept.loss[i], 0.55)
+        assert swept.target_steps[i, 1] == first_below(swept.error[i], 0.25)
+    assert found.names == ("fast", "slow")
+    assert "loss below 0.55, error below 0.25" in str(found)
 
 
 def test_the_callback_takes_targets():
@@ -179,9 +185,9 @@ def test_the_callback_takes_targets():
     watch = Online(network, W, X, Y, setting, target_loss=0.5)
     train(network, W, X, Y, loss="cross_entropy", optimizer=setting.optimizer(), steps=4,
           callback=watch)  # fmt: skip
-    for kind in ("losses", "weights"):
-        found = watch.forecast(kind, **({"rebuilds": 1} if kind == "weights" else {}))
-        assert found.targets == {Target(0.5): first_below(found.loss, 0.5)}
+    found = watch.forecast()
+    assert found.targets == {Target(0.5): first_below(found.loss, 0.5)}
+    assert "loss below 0.5" in str(found)
 
 
 def test_a_time_that_may_never_come_is_said_so():

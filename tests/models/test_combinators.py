@@ -8,6 +8,7 @@ import pytest
 from flax import nnx
 
 from jaxttp import empirical_ntk, from_equinox, from_nnx
+from jaxttp._core.types import leaf_paths
 from jaxttp.models import (
     MLP,
     ResNet,
@@ -17,7 +18,6 @@ from jaxttp.models import (
     lora,
     merge_lora,
 )
-from jaxttp.ntk._select import leaf_paths
 from tests import oracles
 from tests.draws import normal
 from tests.models.filled import filled

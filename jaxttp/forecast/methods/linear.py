@@ -12,7 +12,7 @@ from jaxttp.dynamics._trajectory import Trajectory, curves
 from jaxttp.dynamics.closed_form import closed_form
 from jaxttp.dynamics.diffusion import NOISES, diffusion
 from jaxttp.dynamics.flow import gradient_flow
-from jaxttp.dynamics.rates import effective_learning_rate
+from jaxttp.dynamics.optimizers import effective_learning_rate
 from jaxttp.dynamics.stability import OPERATOR_STEPS, operator_curvature
 from jaxttp.dynamics.weight_space import check_stepping, weight_space
 from jaxttp.forecast.methods.base import (
@@ -36,7 +36,7 @@ from jaxttp.forecast.uncertainty import (
 )
 from jaxttp.losses import Loss
 from jaxttp.losses.rule import Rule
-from jaxttp.ntk.operator import ntk_operator
+from jaxttp.ntk.kernels import ntk_operator
 
 FORMED = 2048
 """Outputs whose kernel is formed for its largest eigenvalue alone, at most."""

@@ -14,14 +14,13 @@ import safetensors.numpy
 
 from jaxttp._core.checks import check_finite, check_integer
 from jaxttp._core.files import parse_json, replaced
-from jaxttp._core.types import Model, Params, noted, notes_of
+from jaxttp._core.types import Model, Params, leaf_paths, noted, notes_of
 from jaxttp.adapters import from_nnx
 from jaxttp.models.combinators import Predicate
 from jaxttp.models.language.folder import PREFIXES, Tensor, tensor_of
 from jaxttp.models.language.network import Decoder, Encoder
 from jaxttp.models.low_rank import chosen_modules, fits, lora_scale, merge_lora
 from jaxttp.models.pretrained.checkpoint import list_problems
-from jaxttp.ntk._select import leaf_paths
 
 CONFIG, WEIGHTS, START = "adapter_config.json", "adapter_model.safetensors", "base_model.model."
 
