@@ -358,7 +358,6 @@ def _data_and_models() -> dict[str, dict[str, Any]]:
         "models.lora": {"model": model, "rank": 1, "key": jax.random.key(0)},
         "models.lora_scale": {"rank": 2, "alpha": 4.0},
         "models.merge_lora": {"params": model.params, "adapters": adapted.params, "scale": 1.0},
-        "models.layer_names": {"module": module, "x": jnp.ones((2, 3))},
         "models.linear_head": {"features": 3, "outputs": 2, "rngs": nnx.Rngs(0), "scale": 1.0},
         "models.fresh_head": {
             "module": module, "num_classes": 3, "key": jax.random.key(0), "scale": 1.0,

@@ -30,9 +30,7 @@ KINKED = {
     "losses.encode_targets": "made of labels alone",
     "ntk.eigendecomposition": "vectors of eigenvalues that differ by little",
     "ntk.spectral_density": "a loop until it converged: forward mode alone",
-    "dynamics.weight_space_flow": "by the solver of gradient_flow",
     "dynamics.two_factor_flow": "by the solver of gradient_flow",
-    "dynamics.flow_curves": "by the solver of gradient_flow",
     "ntk.extreme_eigenvalues": "a loop until it converged: forward mode alone",
     
     "representation.alpha_req": "the range of a fit",

@@ -53,7 +53,7 @@ from jaxttp._core.types import ApplyFn, Params, count, take
 from jaxttp.adapters import as_rows, check_per_sample
 from jaxttp.adapters.gradients import check_gradients
 from jaxttp.adapters.inputs import check_network, check_samples
-from jaxttp.dynamics._network import in_two, loss_of_weights
+from jaxttp.dynamics._network import evaluation, loss_of_weights
 from jaxttp.dynamics.batches import batch_indices, check_batches
 from jaxttp.dynamics.optimizers import Optimizer, inlined, same_program
 from jaxttp.dynamics.weight_space import check_stepping
@@ -819,9 +819,10 @@ def _check_network(
 
 def _check_outputs(network: Any, params: Params, few: Any) -> None:
     """Refuse outputs that depend on other samples, or that are not finite."""
-    evaluated = in_two(network).evaluate(params, few)
-    check_per_sample(network, params, few, evaluated=evaluated)
-    check_finite("apply_fn(params, x)", evaluated.outputs)
+    evaluate = evaluation(network)
+    outputs = evaluate(params, few)
+    check_per_sample(network, params, few, evaluate=evaluate, outputs=outputs)
+    check_finite("apply_fn(params, x)", outputs)
 
 
 def cost_of(knots: Sequence[Knot], per_point: float) -> float:

@@ -7,7 +7,6 @@ import pytest
 from flax import nnx
 
 from experiments.two_factor import language_model, text, theorems, transformer
-from jaxttp.models import layer_names
 
 
 @pytest.fixture(scope="module")
@@ -113,5 +112,5 @@ def test_a_position_sees_only_what_is_before_it():
     first, second = (model.states(tokens)["head"] for tokens in (x, y))
     np.testing.assert_allclose(first[:, :3], second[:, :3], atol=1e-6)
     assert float(np.abs(first[:, 3:] - second[:, 3:]).max()) > 1e-2
-    assert list(layer_names(model, x)) == ["blocks.0", "blocks.1", "features", "head"]
+    assert list(model.activations(x)) == ["blocks.0", "blocks.1", "features", "head"]
     np.testing.assert_array_equal(model(x), first[:, -1])

@@ -69,7 +69,7 @@ def test_a_network_with_weights_on_tensorflow_datasets(weights, stub_tfds):
     assert "cifar10 at 16x16, 6 samples, cross_entropy" in task.description
     np.testing.assert_array_equal(task.model.params["stem"]["kernel"], network.stem.kernel)
     # The frozen averages came too: a network with other ones gives other outputs.
-    features = network.features(task.x)
+    features = network.activations(task.x)["pool"]
     head = task.model.params["head"]
     expected = np.asarray(features) @ np.asarray(head["kernel"]) + np.asarray(head["bias"])
     found = task.model.apply_fn(task.model.params, task.x)
