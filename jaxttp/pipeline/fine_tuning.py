@@ -19,8 +19,7 @@ from jaxttp.adapters import as_rows, from_nnx
 from jaxttp.data import load_corpus, load_tokenizer
 from jaxttp.dynamics.batches import batch_indices
 from jaxttp.forecast import HeldForecast, held_forecast
-from jaxttp.forecast.stale_gradients.forecast import FORWARD, POINTS, affordable
-from jaxttp.forecast.stale_gradients.path import watcher
+from jaxttp.forecast.stale_gradients import FORWARD, POINTS, affordable, watcher
 from jaxttp.forecast.wall_clock import readable_time
 from jaxttp.losses import encode_targets
 from jaxttp.losses.rule import Curves, Rule, Target, reach

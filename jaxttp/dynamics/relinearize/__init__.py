@@ -155,7 +155,7 @@ def relinearized_recursion(  # noqa: PLR0913
         for share in shares
     ]
     kernel = check_finite_value("kernel", kernel_fn(params))
-    # The optimizer acts on vectors (see `Motion`); of its state only counters and the like count.
+    # The optimizer acts on vectors (see `Motion`).
     like = Motion.of(kernel, f0, None).unit(0)
     setup = Setup(
         outputs, pull, push, x, f0, targets, loss, kernel_fn, same_program(optimizer, like), steps,
@@ -167,7 +167,8 @@ def relinearized_recursion(  # noqa: PLR0913
     if damp is None and damped is not None:
         setup, damped = dataclasses.replace(setup, damps=False), None
     here = Linearization(kernel, jax.device_put(np.asarray(f0)[None]))  # until it is linearized
-    state = State(0, params, here, params, tuple(accumulators or begun), f0, optimizer.init(like))
+    counters = optimizer.init(jax.device_put(np.zeros((), f0.dtype)))
+    state = State(0, params, here, params, tuple(accumulators or begun), f0, counters)
     state = state._replace(here=linearize(setup, state, kernel, params, damped))
     report = progress or (lambda built, planned: None)
     return integrate(setup, state, controller, sharpness, report)

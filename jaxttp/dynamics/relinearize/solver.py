@@ -25,7 +25,7 @@ from jaxttp._core.checks import all_finite
 from jaxttp._core.compile import jit
 from jaxttp._core.types import Params
 from jaxttp.dynamics._kernels import apply_kernel
-from jaxttp.dynamics._network import add_vectors, inner
+from jaxttp.dynamics._network import add_scaled, inner
 from jaxttp.dynamics._trajectory import curves
 from jaxttp.dynamics.optimizers import Optimizer, inlined
 from jaxttp.dynamics.recursion import Followed, Linearization, Motion, follow
@@ -131,7 +131,7 @@ class State(NamedTuple):
         weights: of the path.
         velocities: what the optimizer has accumulated, in weight space; None for zero.
         outputs: of the network at the path's weights (N, C).
-        optimizer: its state, of which counters and the like count, not what it has accumulated.
+        optimizer: its state with one parameter: counters count, not what it has accumulated.
     """
 
     step: int
@@ -244,15 +244,15 @@ def combine(setup: Setup, state: State, points: list[Params], row: Array | np.nd
     """The vector of weight space with these coefficients, see `Motion`."""
     size, shape, host = state.outputs.size, state.outputs.shape, np.asarray(row)
     setup.costs.products += len(points)
-    total = None
+    total, one = None, np.ones((), host.dtype)
     for i, point in enumerate(points):
         dual = jax.device_put(host[i * size :][:size].reshape(shape))
-        part, one = setup.pull(point, setup.x, dual), jax.device_put(np.ones(1, host.dtype))
-        total = part if total is None else add_vectors(total, [part], one)
+        part = setup.pull(point, setup.x, dual)
+        total = part if total is None else add_scaled(total, one, part)
     rest = zip(host[len(points) * size :], [state.weights, *state.velocities], strict=True)
-    pairs = [(weight, vector) for weight, vector in rest if vector is not None]
-    weights = jax.device_put(np.asarray([weight for weight, _ in pairs], host.dtype))
-    return add_vectors(total, [vector for _, vector in pairs], weights)
+    for weight, vector in rest:
+        total = total if vector is None else add_scaled(total, weight, vector)
+    return total
 
 
 def run(setup: Setup, state: State, motion: Motion, end: int, *, keep: bool = False) -> Followed:
@@ -285,11 +285,16 @@ def _run(
         optimizer, lambda leaf: motion.unit(next(carried)).astype(leaf.dtype), state
     )
     f = motion.f
-    return follow(
+    found = follow(
         optimizer, loss, motion, (motion.unit(0), state), targets, indices, start, end,
         records=jnp.zeros((steps + 1, *f.shape), f.dtype),
         coefficients=jnp.zeros((steps + 1, motion.size), f.dtype) if keep else None,
     )  # fmt: skip
+    # A number for every accumulator, so that one compiled function serves all segments.
+    counters = optax.tree_utils.tree_map_params(
+        optimizer, lambda leaf: jnp.zeros((), leaf.dtype), found.state
+    )
+    return found._replace(state=counters)
 
 
 def predict(setup: Setup, state: State) -> Prediction:
