@@ -342,13 +342,6 @@ class Problem:
         """
         return outputs if self.whole is None else _around(outputs, self.whole.f0)
 
-    def with_loss(self, loss: str | Loss, y: Any) -> "Problem":
-        """The same network and data under another loss; test data are left out."""
-        if self.whole is not None:
-            return self.whole.with_loss(loss, y)
-        targets, exact = encode_targets(loss, y, self.f0)
-        return dataclasses.replace(self.without_test(), targets=targets, loss=exact)
-
 
 @jit
 def _around(found: Array, before: Array) -> Array:

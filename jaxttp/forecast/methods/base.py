@@ -68,19 +68,15 @@ class Linearizer:
         is_known = self.problem.is_linear and isinstance(self.estimator, Exact)
         return self._asks and not is_known  # a sketch may be off where the network is linear, too
 
-    def contrasted(self, problem: Problem | None = None) -> "Linearizer":
+    def contrasted(self) -> "Linearizer":
         """Linearisations of the contrasts of these outputs, counted by themselves.
 
         The kernel before training is that of this one where it was built, so that many may share
         it.
-
-        Args:
-            problem: this one under another loss; None for itself.
         """
-        problem, first = self.problem if problem is None else problem, self.known
-        small = problem.contrasted()
-        if small is problem:
-            return Linearizer(problem, self.estimator, first=first)
+        first, small = self.known, self.problem.contrasted()
+        if small is self.problem:
+            return Linearizer(small, self.estimator, first=first)
         return Linearizer(
             small, self.estimator, first=None if first is None else self._first_of_contrasts
         )
