@@ -25,7 +25,6 @@ from jaxttp.pipeline import (
     report_task,
     sweep_task,
     task_spectrum,
-    tracked_run,
 )
 from tests import tiny
 from tests.models.texts import WORDS, write_model
@@ -141,7 +140,7 @@ def Online():
 
 @maker
 def OnlineForecast():
-    return Online().forecast("losses")
+    return Online().forecast()
 
 
 @maker
@@ -206,11 +205,6 @@ def Trajectory():
 
 
 @maker
-def FlowCurves():
-    return moved(dynamics.flow_curves, learning_rate=0.3, ts=jnp.linspace(0.0, 60.0, 31))
-
-
-@maker
 def Diffusion():
     return moved(dynamics.diffusion, learning_rate=0.3, batch_size=6, steps=STEPS,
                  key=jax.random.key(0), paths=8)  # fmt: skip
@@ -223,9 +217,7 @@ def FineTuning():
         write_model(folder, "llama-lm")
         (folder / "corpus.txt").write_text(" ".join(WORDS[4:] * 150))
         chosen = Settings(model=name, learning_rate=0.1, steps=200, batch_size=8)
-        return fine_tuning_task(
-            chosen, text=str(folder / "corpus.txt"), sequence_length=8, price_per_hour=1.0
-        )
+        return fine_tuning_task(chosen, text=str(folder / "corpus.txt"), sequence_length=8)
 
 
 @maker
@@ -325,14 +317,6 @@ def Tracker():
 @maker
 def Record():
     return Tracker().records[0]
-
-
-@maker
-def TrackedRun():
-    weights = np.zeros((4, 2))
-    x, y = np.random.default_rng(0).normal(size=(10, 4)), np.ones((10, 2))
-    return tracked_run(lambda w, x: x @ w, weights, x, y, loss="squared_error",
-                       optimizer=optax.sgd(0.1), steps=8, every=2)  # fmt: skip
 
 
 @maker

@@ -36,9 +36,9 @@ PUBLIC = (
 INPUTS = {
     "Model", "Candidate", "Device", "Hyperparameters", "GaussNewtonState", "LinearGaussNewton",
     "NTKOperator", "Settings", "ConditionSettings", "StepSettings", "ReportSettings", "Task",
-    "Dataset", "Column", "Columns", "Loss", "Weighted", "Preprocessing", "Split", "Rows", "Problem",
+    "Dataset", "Loss", "Weighted", "Preprocessing", "Split", "Problem",
     "Descent", "Rule",
-    "Target", "OptimizerChoice", "Arrival", "LoraSettings", "Corpus",
+    "Target", "Arrival", "Choices", "LoraSettings", "Corpus",
     "Estimate", "Exact", "Factored", "Sketched", "ClassSketched", "Recursion",
     "GradientFlow", "ClosedForm", "WeightSpace", "Scaled", "Relinearized", "Noisy",
     "Linearizer",

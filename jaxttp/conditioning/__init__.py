@@ -1,12 +1,11 @@
 """How well conditioned is the Gauss-Newton matrix of a network?
 
-What the figures of the paper (GNC) are computed by; names without a module are of this package,
-`jaxttp.pipeline` composes them with training:
+What the figures of the paper (GNC) are computed by; a `Tracker` is a callback of `jaxttp.train`:
 
 ========== =============================================== =========================================
 figures    what they show                                  computed by
 ========== =============================================== =========================================
-1, 13-17   loss and kappa of pruned networks               `pipeline.tracked_run` of `apply_masks`
+1, 13-17   loss and kappa of pruned networks               `Tracker` of `apply_masks`
 2, 5       kappa and bound by depth, width, skip           `sweep("depth", ...)`, `linear_point`
 3          convex against maximum bound                    `sweep(...)`: `.bound`, `.maximum`
 4          (a drawing)
@@ -14,10 +13,10 @@ figures    what they show                                  computed by
 7          batch normalisation                             `sweep("width", batch_norm=True)`
 8          linear CNNs by filters and kernel size          `gauss_newton_convolution`
 9          spectrum, kappa at neighbouring ranks           `condition_number`, `rank_sensitivity`
-10         loss, kappa and bounds along training           `pipeline.tracked_run`
+10         loss, kappa and bounds along training           `Tracker`
 11         kappa and sigma_min of the partial products     `layer_spectra`
 12         the terms of Lemma 2 and their weights          `linear_point`: `.terms`, `.weights`
-18         loss and kappa by width, a ReLU network         `pipeline.tracked_run`
+18         loss and kappa by width, a ReLU network         `Tracker`
 19         with and without whitening                      `sweep("depth", covariance=...)`
 20-22      residual networks by depth and skip             `sweep("depth", skip=...)`
 ========== =============================================== =========================================
