@@ -161,11 +161,11 @@ def relinearized_recursion(  # noqa: PLR0913
         curvature_limits(optimizer, steps), decays, damp is not False, batches, x_test,
         kernel_test_fn, Costs(kernels=1),
     )  # fmt: skip
-    damped, sharpness = setup.damping(kernel, f0, 0)
+    damped, _ = setup.damping(kernel, f0, 0)
     if damp is None and damped is not None:  # a rate that is too large from the start
         setup, damped = dataclasses.replace(setup, damps=False), None
     here = Linearization(kernel, jax.device_put(np.asarray(f0)[None]))  # until it is linearized
     state = State(0, params, here, params, tuple(accumulators or begun), f0, optimizer.init(like))
     state = state._replace(here=linearize(setup, state, kernel, params, damped))
     report = progress or (lambda built, planned: None)
-    return integrate(setup, state, controller, sharpness, report)
+    return integrate(setup, state, controller, report)
