@@ -16,7 +16,7 @@ How many steps will training take?             `predict_training_time`
 ... which is best, by a few trained steps?      `race`, of the same settings
 ... from which of several starting points?     `compare`, each a `Candidate`
 ... the same, by a few trained steps?          `race_starts`
-... now that it has begun?                     `Online`, a callback of `train`; `online`
+... now that it has begun?                     `Online`, a callback of `train`
 ... in seconds, and in money?                  `wall_clock`; `time_step` measures one step
 What would really happen?                      `train`
 When is a curve there?                         `training_time`, and `read` of every result
@@ -78,7 +78,6 @@ from jaxttp.forecast import Online as Online
 from jaxttp.forecast import Prediction as Prediction
 from jaxttp.forecast import compare as compare
 from jaxttp.forecast import grid as grid
-from jaxttp.forecast import online as online
 from jaxttp.forecast import predict_training_time as predict_training_time
 from jaxttp.forecast import race as race
 from jaxttp.forecast import race_starts as race_starts
@@ -127,7 +126,6 @@ __all__ = [
     "ntk",
     "ntk_operator",
     "ntk_plan",
-    "online",
     "predict_training_time",
     "print_progress",
     "race",

@@ -34,7 +34,7 @@ from jaxttp._core.types import ApplyFn, Params, count, take
 from jaxttp.adapters import as_rows
 from jaxttp.adapters.gradients import check_gradients
 from jaxttp.adapters.inputs import check_network, check_samples
-from jaxttp.dynamics._network import in_two
+from jaxttp.dynamics._network import evaluation
 from jaxttp.dynamics.batches import batch_indices, check_batches
 from jaxttp.losses import Loss, encode_targets
 from jaxttp.losses.rule import Rule, Target, reach
@@ -310,8 +310,8 @@ def train(
     protocol = check_batches(batch_size, key, protocol, count(x))
     check_known(key=key)
     network = network_of(apply_fn)
-    evaluate = in_two(network).at(x)
-    f = evaluate(params)
+    evaluate = evaluation(network)
+    f = evaluate(params, x)
     indices = None
     if batch_size is not None:
         indices = batch_indices(key, f.shape[0], batch_size, steps, protocol=protocol)
@@ -339,7 +339,7 @@ def train(
             # A step on the full batch has computed the outputs after the step before it.
             history.append(before)
         if always or t + 1 == steps:
-            history.append(evaluate(params))
+            history.append(evaluate(params, x))
         ended = call_back(t + 1, history[-1])
         if progress is not None:
             progress(t + 1, steps)

@@ -6,6 +6,7 @@ equal programs once (`tests/shortcuts.py`); ``--optimised`` compiles as users do
 test starts do so in any case, unless it asks for `quick_processes`.
 """
 
+import collections
 import contextlib
 import gc
 import os
@@ -54,7 +55,6 @@ SLOW_EXAMPLES = (
     "jaxttp.models.convolutional.VGG",
     "jaxttp.models.convolutional.",
     "jaxttp.dynamics.two_factor.two_factor_flow",
-    "jaxttp.conditioning.sweeps.convolution_point",
 )
 
 
@@ -71,40 +71,6 @@ if "xla_cpu_max_isa=SSE" in os.environ["XLA_FLAGS"]:  # somebody wants to see ot
     QUICK = QUICK.rpartition(" ")[0]
 elif "xla_cpu_max_isa" in os.environ["XLA_FLAGS"]:  # with fused products the emitter is not exact
     QUICK = ""
-
-# Workers take whole files (--dist=loadfile): these take longest, so they go first.
-LONGEST = (
-    "tests/test_notebooks.py",
-    "tests/experiments/test_figures.py",
-    "tests/pipeline/test_sweeping.py",
-    "tests/experiments/test_two_factor.py",
-    "tests/dynamics/test_diffusion.py",
-    "tests/test_report.py",
-    "tests/test_docs.py",
-    "tests/dynamics/test_relinearize_adaptive.py",
-    "tests/dynamics/test_relinearize.py",
-    "tests/forecast/test_methods.py",
-    "tests/forecast/test_closed_loop.py",
-    "tests/pipeline/test_exact_steps.py",
-    "tests/pipeline/test_training_time.py",
-    "tests/dynamics/test_two_factor.py",
-    "tests/gauss_newton/test_update.py",
-    "tests/ntk/test_gram.py",
-    "tests/test_weights.py",
-    "tests/dynamics/test_flow.py",
-    "tests/dynamics/test_edge.py",
-    "tests/dynamics/test_states.py",
-    "tests/dynamics/test_weight_space.py",
-    "tests/dynamics/test_flow_options.py",
-    "tests/forecast/test_comparison.py",
-    "tests/forecast/test_sweeps.py",
-    "tests/forecast/test_stability.py",
-    "tests/test_cli_sweep.py",
-    "tests/test_cli_kernel.py",
-    "tests/test_results.py",
-    "tests/conditioning/test_pruning.py",
-    "tests/gauss_newton/test_optimizer.py",
-)
 
 
 def pytest_addoption(parser):
@@ -129,12 +95,15 @@ def pytest_configure(config):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Marks examples as slow, which have no place for a mark; what takes longest goes first."""
+    """Marks examples as slow, which have no place for a mark; files with slow tests go first.
+
+    Workers take whole files (--dist=loadfile): what takes longest must not come last.
+    """
     for item in items:
         if isinstance(item, pytest.DoctestItem) and item.name.startswith(SLOW_EXAMPLES):
             item.add_marker(pytest.mark.slow)
-    place = {path: i for i, path in enumerate(LONGEST)}
-    items.sort(key=lambda item: place.get(item.nodeid.split("::")[0], len(place)))
+    slow = collections.Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: -slow[item.path])
 
 
 def pytest_collection_finish():

@@ -143,11 +143,10 @@ def _conditioning(rng: np.random.Generator) -> dict[str, dict[str, Any]]:
         "steps_to_accuracy": {"condition": 5.0, "accuracy": 0.01},
         "gauss_newton_convolution": {"filters": [draw(2, 1, 2, 2)], "shape": (3, 3)},
         "toeplitz": {"filters": draw(2, 1, 2, 2), "shape": (3, 3)},
-        "convolution_point": {"filters": [draw(2, 1, 2, 2)], "shape": (3, 3)},
         "asymptotic_bound": widths | {"var_w": 0.1, "var_v": 0.1, "covariance_condition": 2.0},
         "gaussian_init_bound": {"d": 3, "k": 2, "m": 900, "var_w": 0.1, "var_v": 0.1, "t": 0.5},
         "gaussian_init_probability": {"t": 2.0},
-        "leaky_relu_bound": leaky, "leaky_relu_gram": leaky, "leaky_point": leaky,
+        "leaky_relu_bound": leaky, "leaky_relu_gram": leaky,
         "leaky_relu_rank": {"d": 3, "k": 2, "m": 4, "n": 5},
         "batch_norm_scales": linear | {"epsilon": 1e-5},
         "gauss_newton_linear": linear | {"skip": 0.5, "scales": [jnp.ones(4)]},
@@ -155,7 +154,7 @@ def _conditioning(rng: np.random.Generator) -> dict[str, dict[str, Any]]:
         "linear_point": linear | {"skip": 0.5},
         "layer_spectra": {"weights": weights},
         "generic_rank": {"widths": [3, 4, 2], "data_rank": 3},
-        "curvature_matrix": network, "curvature_operator": network, "layer_terms": network,
+        "curvature_matrix": network, "curvature_operator": network,
         "rank_sensitivity": {"result": found, "share": 1.0},
         "apply_masks": {"params": problem()["params"], "masks": masks},
         "keep_pruned": {"optimizer": optax.sgd(0.1), "masks": masks},
@@ -212,14 +211,9 @@ def _gauss_newton(rng: np.random.Generator) -> dict[str, dict[str, Any]]:
         "revmlp_forward": net, "revmlp_inverse": outputs,
         "selection_readout": {"outputs": 2, "width": 4},
         "orthonormal_readout": {"key": jax.random.key(0), "outputs": 2, "width": 4},
-        "apply_pseudoinverse": solver | {
-            "features": jnp.asarray(rng.normal(size=(3, 6)), jnp.float32), "change": tangent,
-        },
-        "as_pseudoinverse": {"kind": "truncate", **solver},
         "output_change": moving | {"damping": 1e-3},
         "gauss_newton_direction": net | solver | {"epsilon": tangent},
         "gauss_newton": {"learning_rate": 0.1, "damping": 1e-3, **solver},
-        "scale_by_gauss_newton": {"damping": 1e-3, **solver},
         "flow_error": net | {"targets": net["x"] + 0.1, "learning_rate": 0.1, "steps": 2},
         "forecast_steps": moving | {"learning_rate": 0.1, "steps": 3},
         "revmlp_kernel": {"x1" if name == "x" else name: value for name, value in net.items()},
@@ -233,7 +227,6 @@ def _losses_and_kernels(rng: np.random.Generator) -> dict[str, dict[str, Any]]:
     outputs, y = moved()["f0"], problem()["y"]
     measured = {"outputs": outputs, "targets": jax.nn.one_hot(y, 2)}
     values = jnp.asarray([8.0, 4.0, 2.0, 1.0, 0.5, 0.2])
-    network = {key: problem()[key] for key in ("apply_fn", "params", "x")}
     system = ntk.eigendecomposition(moved()["kernel"])
     history = [problem()["params"], jax.tree.map(lambda a: 0.9 * a, problem()["params"])]
     kernels = jnp.stack([jnp.eye(4), 2.0 * jnp.eye(4) + 1, 3.0 * jnp.eye(4) + 1])
@@ -251,10 +244,6 @@ def _losses_and_kernels(rng: np.random.Generator) -> dict[str, dict[str, Any]]:
         "ntk.fit_power_law": {"values": values},
         "ntk.gradient_components": {"system": system, "count": 2},
         "ntk.label_alignment": {"system": system, "residual": outputs},
-        "ntk.psd_report": {"kernel": moved()["kernel"]},
-        "ntk.sketch_error": {
-            "sketch": jaxttp.sketch_jacobian(**network, key=jax.random.key(0), dim=8),
-        },
         "ntk.spectral_density": {
             "kernel": moved()["kernel"], "key": jax.random.key(0), "depth": 4, "probes": 2,
         },
@@ -279,7 +268,6 @@ def _forecasts() -> dict[str, dict[str, Any]]:
     curve = jnp.asarray([1.0, 0.6, 0.4, 0.3, 0.28])
     sgd, many = {"optimizer": optax.sgd(0.1)}, (setting, Hyperparameters(0.2, steps=4))
     kernel = {"kernel": moved()["kernel"]}
-    watched = {name: moved()[name] for name in ("kernel", "f0", "y")}
     return {
         "class_sketch": base | {"key": key, "check": 2},
         "compare": {
@@ -294,7 +282,6 @@ def _forecasts() -> dict[str, dict[str, Any]]:
         "grid": {"learning_rate": (0.1, 0.2), "steps": 4},
         "label_words": {"apply_fn": lambda w, x: w[x], "ids": [0, 1]},
         "ntk_operator": base, "ntk_plan": {"apply_fn": apply_fn, "params": params, "x1": x},
-        "online": watched | {"setting": setting, "losses": curve[:3]},
         "predict_training_time": real | {
             "learning_rate": 0.1, "momentum": 0.5, "batch_size": 2, "key": key, "steps": 4,
             "relinearize": 0, "x_test": x[:2], "y_test": y[:2],
@@ -371,7 +358,6 @@ def _data_and_models() -> dict[str, dict[str, Any]]:
         "models.lora": {"model": model, "rank": 1, "key": jax.random.key(0)},
         "models.lora_scale": {"rank": 2, "alpha": 4.0},
         "models.merge_lora": {"params": model.params, "adapters": adapted.params, "scale": 1.0},
-        "models.layer_names": {"module": module, "x": jnp.ones((2, 3))},
         "models.linear_head": {"features": 3, "outputs": 2, "rngs": nnx.Rngs(0), "scale": 1.0},
         "models.fresh_head": {
             "module": module, "num_classes": 3, "key": jax.random.key(0), "scale": 1.0,

@@ -25,7 +25,6 @@ from jaxttp.pipeline import (
     report_task,
     sweep_task,
     task_spectrum,
-    tracked_run,
 )
 from tests import tiny
 from tests.models.texts import WORDS, write_model
@@ -141,7 +140,7 @@ def Online():
 
 @maker
 def OnlineForecast():
-    return Online().forecast("losses")
+    return Online().forecast()
 
 
 @maker
@@ -171,11 +170,6 @@ def Eigensystem():
 @maker
 def PowerLaw():
     return ntk.fit_power_law(Eigensystem().values)
-
-
-@maker
-def PSDReport():
-    return ntk.psd_report(kernel())
 
 
 @maker
@@ -223,9 +217,7 @@ def FineTuning():
         write_model(folder, "llama-lm")
         (folder / "corpus.txt").write_text(" ".join(WORDS[4:] * 150))
         chosen = Settings(model=name, learning_rate=0.1, steps=200, batch_size=8)
-        return fine_tuning_task(
-            chosen, text=str(folder / "corpus.txt"), sequence_length=8, price_per_hour=1.0
-        )
+        return fine_tuning_task(chosen, text=str(folder / "corpus.txt"), sequence_length=8)
 
 
 @maker
@@ -301,13 +293,6 @@ def LinearPoint():
 
 
 @maker
-def LeakyPoint():
-    v, w = conditioning.gaussian_weights((4, 30, 2), key=jax.random.key(0))
-    x = np.random.default_rng(0).normal(size=(4, 5))
-    return conditioning.leaky_point(w, v, x, 0.1)
-
-
-@maker
 def LayerSpectra():
     return conditioning.layer_spectra(WEIGHTS())
 
@@ -332,14 +317,6 @@ def Tracker():
 @maker
 def Record():
     return Tracker().records[0]
-
-
-@maker
-def TrackedRun():
-    weights = np.zeros((4, 2))
-    x, y = np.random.default_rng(0).normal(size=(10, 4)), np.ones((10, 2))
-    return tracked_run(lambda w, x: x @ w, weights, x, y, loss="squared_error",
-                       optimizer=optax.sgd(0.1), steps=8, every=2)  # fmt: skip
 
 
 @maker
@@ -373,12 +350,6 @@ def StepInfo():
     w, n = draw.normal(size=(2, 2, 3, 16)) * 0.1, draw.normal(size=(2, 2, 16, 3))
     x = draw.normal(size=(8, 6))
     return gauss_newton.gauss_newton_direction(w, n, x, x * 0.1, return_info=True)[1]
-
-
-@maker
-def Solve():
-    draw = np.random.default_rng(0)
-    return gauss_newton.apply_pseudoinverse(draw.normal(size=(6, 10)), draw.normal(size=(6, 3)))
 
 
 @maker

@@ -152,78 +152,64 @@ def equinox_net():
     return network, state
 
 
-def make_models():
+def linen_model():
     linen = LinenNet("constructor")
-    return {
-        "nnx": from_nnx(NNXNet(nnx.Rngs(0))),
-        "linen": from_linen(linen, linen_variables(linen)),
-        "equinox": from_equinox(*equinox_net()),
-    }
+    return from_linen(linen, linen_variables(linen))
 
 
-@pytest.fixture(params=["nnx", "linen", "equinox"])
+MODELS = {
+    "nnx": lambda: from_nnx(NNXNet(nnx.Rngs(0))),
+    "linen": linen_model,
+    "equinox": lambda: from_equinox(*equinox_net()),
+}
+
+
+@pytest.fixture(params=MODELS)
 def model(request):
-    return make_models()[request.param]
+    return MODELS[request.param]()
 
 
 # --- what every adapter promises ------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_outputs_do_not_depend_on_the_batch(model):
+def test_outputs_are_those_of_a_pure_function_of_each_sample(model):
     apply_fn, params = model
-    outputs = apply_fn(params, X)
-    assert output_shape(apply_fn, params, X) == outputs.shape == (5, 2)
-    one_by_one = jnp.concatenate([apply_fn(params, X[i : i + 1]) for i in range(5)])
-    assert_close(one_by_one, outputs)
-    assert_close(apply_fn(params, X[::-1]), outputs[::-1])
-    check_per_sample(apply_fn, params, X)
-
-
-def test_parameters_are_a_plain_pytree_of_floats(model):
-    _, params = model
     assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(params))
     assert all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(params))
     # Two dense layers, a scale and a bias: 3*4 + 4 + 4 + 4 + 4*2 + 2; no running average.
     assert sum(leaf.size for leaf in jax.tree.leaves(params)) == 34
+    outputs = apply_fn(params, X)
+    assert output_shape(apply_fn, params, X) == outputs.shape == (5, 2)
+    assert_close(apply_fn(params, X[:1]), outputs[:1])
+    assert_close(apply_fn(params, X[::-1]), outputs[::-1])
 
 
 def test_transformations_agree(model):
-    """jvp, vjp, jacrev, jit and vmap over parameters tell the same derivative."""
+    """jvp, vjp and vmap over parameters tell the same derivative."""
     apply_fn, params = model
     tangent = jax.tree.map(jnp.cos, params)
-    jacobian = jax.jit(jax.jacrev(apply_fn))(params, X)
-    pairs = zip(jax.tree.leaves(jacobian), jax.tree.leaves(tangent), strict=True)
-    product = sum(jnp.tensordot(j, t, axes=t.ndim) for j, t in pairs)
-    outputs, forward = jax.jvp(lambda params: apply_fn(params, X), (params,), (tangent,))
-    assert_close(forward, product)
+    _, forward = jax.jvp(lambda params: apply_fn(params, X), (params,), (tangent,))
     _, pullback = jax.vjp(lambda params: apply_fn(params, X), params)
     backward = pullback(forward)[0]
     inner = sum(jax.tree.leaves(jax.tree.map(lambda a, b: jnp.sum(a * b), backward, tangent)))
     np.testing.assert_allclose(inner, jnp.sum(forward**2), rtol=1e-12)
-    stacked = jax.tree.map(lambda p, t: jnp.stack([p, p + t]), params, tangent)
-    both = jax.vmap(apply_fn, in_axes=(0, None))(stacked, X)
     moved = jax.tree.map(jnp.add, params, tangent)
-    assert_close(both, jnp.stack([outputs, apply_fn(moved, X)]))
+    both = jax.vmap(apply_fn, in_axes=(0, None))(
+        jax.tree.map(lambda p, q: jnp.stack([p, q]), params, moved), X
+    )
+    assert_close(both[1], apply_fn(moved, X))
 
 
 # --- Flax NNX -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("network", NNX_NETWORKS)
-def test_nnx_is_in_evaluation_mode_whatever_was_hard_coded(network):
-    module = network(nnx.Rngs(0))
-    apply_fn, params = from_nnx(module)
-    assert_close(apply_fn(params, X), nnx_oracle(module, X))
-    check_per_sample(apply_fn, params, X)
-
-
-@pytest.mark.parametrize("network", NNX_NETWORKS)
-def test_nnx_module_is_not_mutated(network):
+def test_nnx_is_in_evaluation_mode_whatever_was_hard_coded_and_not_mutated(network):
     module = network(nnx.Rngs(0))
     inner = module.parts[0] if network is NNXNotPytree else module
     before, classes = snapshot(nnx.state(module)), (type(inner), type(inner.norm))
     apply_fn, params = from_nnx(module)
+    assert_close(apply_fn(params, X), nnx_oracle(module, X))
     jax.grad(lambda params: apply_fn(params, X).sum())(params)
     jax.tree.map(np.testing.assert_array_equal, snapshot(nnx.state(module)), before)
     assert (type(inner), type(inner.norm)) == classes
@@ -232,13 +218,13 @@ def test_nnx_module_is_not_mutated(network):
 
 
 class NNXLists(nnx.Module):
-    """Lists in lists, more than ten items, dictionaries with integer keys, a shared kernel."""
+    """Lists in lists, dictionaries with integer keys, a shared kernel."""
 
     def __init__(self, rngs):
         def layer():
             return nnx.Linear(3, 3, rngs=rngs, **FLAX)
 
-        self.blocks = nnx.List([nnx.List([layer(), layer()]) for _ in range(11)])
+        self.blocks = nnx.List([nnx.List([layer(), layer()]) for _ in range(2)])
         self.table = nnx.data({10: layer(), 2: layer()})
         self.gain = nnx.data((nnx.Param(jnp.ones((1, 3))), nnx.Param(jnp.ones((1, 3), jnp.int32))))
         self.offset = jnp.full((1, 3), 0.5)
@@ -256,9 +242,9 @@ def test_nnx_lists_integer_keys_and_tied_weights():
     apply_fn, params = from_nnx(module)
     assert_close(apply_fn(params, X), module(X))
     flat = traverse_util.flatten_dict(params, sep=".")
-    assert {"blocks.10.1.kernel", "table.2.bias", "table.10.bias", "gain.0"} <= set(flat)
-    # 24 layers of kernel and bias, one kernel shared, one gain; integers are no parameters.
-    assert len(flat) == 48 - 1 + 1
+    assert {"blocks.1.1.kernel", "table.2.bias", "table.10.bias", "gain.0"} <= set(flat)
+    # 6 layers of kernel and bias, one kernel shared, one gain; integers are no parameters.
+    assert len(flat) == 12 - 1 + 1
     assert "blocks.1.0.kernel" not in flat
     assert not any(name.startswith(("tied", "gain.1", "offset")) for name in flat)
     assert all(jnp.any(leaf != 0) for leaf in jax.tree.leaves(jax.jacrev(apply_fn)(params, X)))
@@ -275,7 +261,6 @@ def test_linen_is_in_evaluation_mode_whatever_was_hard_coded(how):
     expected = LinenNet("argument").apply(variables, X, train=False)
     assert_close(apply_fn(params, X), expected)
     assert jax.tree.structure(params) == jax.tree.structure(variables["params"])
-    check_per_sample(apply_fn, params, X)
 
 
 def test_linen_submodules_given_as_attributes_are_not_mutated():
@@ -382,24 +367,13 @@ def test_equinox_shared_layers_and_lists():
 
 # --- wrong kinds of input -------------------------------------------------------------------------
 
-RNGS = nnx.Rngs(0)
 WRONG = {
-    "nnx given linen": (lambda: from_nnx(nn.Dense(2)), r"flax\.linen\.Module: use from_linen"),
-    "nnx given equinox": (
-        lambda: from_nnx(eqx.nn.Linear(2, 2, key=KEY)),
-        r"equinox\.Module: use from_equinox",
-    ),
-    "linen given nnx": (
-        lambda: from_linen(nnx.Linear(2, 2, rngs=RNGS), {}),
-        r"flax\.nnx\.Module: use from_nnx\(module\)",
-    ),
-    "equinox given linen": (lambda: from_equinox(nn.Dense(2)), "use from_linen"),
-    "nnx class": (lambda: from_nnx(nnx.Linear), r"the class Linear; give an instance"),
-    "linen class": (lambda: from_linen(nn.Dense, {}), r"the class Dense; .* to from_linen"),
-    "class of another library": (lambda: from_nnx(eqx.nn.Linear), r"instance.*to from_equinox"),
-    "function": (lambda: from_nnx(lambda params, x: x), "needs no adapter"),
-    "number": (lambda: from_equinox(3), r"equinox\.Module; got int"),
-    "list of layers": (lambda: from_nnx(nnx.List([])), "List has no __call__"),
+    "another library": (lambda: from_nnx(nn.Dense(2)), r"Dense is of flax\.linen: .*from_linen"),
+    "its class": (lambda: from_linen(eqx.nn.Linear, {}), r"Linear is of equinox: .*from_equinox"),
+    "a class": (lambda: from_nnx(nnx.Linear), r"module is the class Linear; give an instance"),
+    "a function": (lambda: from_nnx(lambda params, x: x), "needs no adapter"),
+    "a number": (lambda: from_equinox(3), r"instance of equinox\.Module; got int"),
+    "a list of layers": (lambda: from_nnx(nnx.List([])), "List has no __call__"),
 }
 
 
@@ -445,7 +419,7 @@ def test_last_layer_of_zeros_hides_nothing():
     check_per_sample(*from_nnx(zero_head), X)
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32, jnp.float64])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float64])
 def test_rounding_is_no_dependence(dtype):
     """Wide sums in every precision: the same program on the same row, hence no false alarm."""
     keys = jax.random.split(KEY, 3)
@@ -507,46 +481,26 @@ BAD_OUTPUTS = {
 
 
 @pytest.mark.parametrize("case", BAD_OUTPUTS)
-@pytest.mark.parametrize("check", [output_shape, check_per_sample])
-def test_wrong_outputs_are_refused(case, check):
+def test_wrong_outputs_are_refused(case):
     apply_fn, message = BAD_OUTPUTS[case]
     with pytest.raises(ValueError, match=r"^apply_fn must return.*" + message):
-        check(apply_fn, None, X)
+        check_per_sample(apply_fn, None, X)
 
 
 # --- what was changed is said ---------------------------------------------------------------------
 
 
-class LinenNoise(nn.Module):
-    rate: float = 0.2
-
-    @nn.compact
-    def __call__(self, x, train=True):
-        x = nn.BatchNorm(use_running_average=not train, **FLAX)(nn.Dense(4, **FLAX)(x))
-        x = nn.Dropout(self.rate, deterministic=not train)(x)
-        return nn.BatchNorm(use_running_average=not train, **FLAX)(x)
-
-
 def test_layers_in_evaluation_mode_are_named():
     """By NNX and Equinox before the first call, by Linen once it was traced."""
-    model = from_nnx(NNXNet(nnx.Rngs(0)))
-    assert set(notes_of(model.apply_fn)) == {
-        "1 BatchNorm on running averages",
-        "1 dropout (0.5) off",
-    }
-    module = LinenNoise()
-    linen = from_linen(module, module.init(KEY, X, train=False))
+    expected = {"1 BatchNorm on running averages", "1 dropout (0.5) off"}
+    assert set(notes_of(from_nnx(NNXNet(nnx.Rngs(0))).apply_fn)) == expected
+    assert set(notes_of(from_equinox(*equinox_net()).apply_fn)) == expected
+    linen = linen_model()
     assert notes_of(linen.apply_fn) == ()
-    jax.eval_shape(linen.apply_fn, linen.params, X)
-    expected = ("2 BatchNorm on running averages", "1 dropout (0.2) off")
-    assert notes_of(linen.apply_fn) == expected
-    jax.jit(linen.apply_fn)(linen.params, X)
-    assert notes_of(linen.apply_fn) == expected  # not counted again
-    layers = [eqx.nn.Dropout(0.1), eqx.nn.Linear(3, 2, key=KEY), eqx.nn.Dropout(0.0)]
-    equinox = from_equinox(eqx.nn.Sequential(layers))
-    assert notes_of(equinox.apply_fn) == ("1 dropout (0.1) off",)
-    plain = from_equinox(eqx.nn.Linear(3, 2, key=KEY))
-    assert notes_of(plain.apply_fn) == ()
+    for _ in range(2):  # not counted again
+        jax.eval_shape(linen.apply_fn, linen.params, X)
+        assert set(notes_of(linen.apply_fn)) == expected
+    assert notes_of(from_equinox(eqx.nn.Linear(3, 2, key=KEY)).apply_fn) == ()
 
 
 class TwoInputs(nn.Module):
@@ -609,14 +563,9 @@ def test_dropout_that_is_left_on_is_refused_by_whatever_takes_single_samples(dra
         return jnp.where(kept, outputs, 0.0)
 
     w, words = jnp.ones((3, 4)), "apply_fn: copies of one sample give different outputs, as with"
-    for refusing in (
-        lambda: check_per_sample(dropped, w, X),
-        lambda: jaxttp.empirical_ntk(dropped, w, X),
-        lambda: jaxttp.sketch_jacobian(dropped, w, X, key=KEY, dim=4),
-        lambda: jaxttp.conditioning.curvature_matrix(dropped, w, X),
-    ):
+    for refusing in (check_per_sample, jaxttp.empirical_ntk):
         with pytest.raises(ValueError, match=words):
-            refusing()
+            refusing(dropped, w, X)
 
 
 def test_a_network_that_mixes_samples_has_no_kernel_of_its_own():
@@ -625,10 +574,7 @@ def test_a_network_that_mixes_samples_has_no_kernel_of_its_own():
     w, y = jnp.ones((3, 2)), jnp.arange(len(X)) % 2
     for refusing in (
         lambda: jaxttp.empirical_ntk(mixing, w, X),
-        lambda: jaxttp.class_sketch(mixing, w, X, key=KEY),
-        lambda: jaxttp.ntk_operator(mixing, w, X, batch_size=2),
         lambda: jaxttp.conditioning.curvature_operator(mixing, w, X),
-        lambda: jaxttp.conditioning.layer_terms(mixing, w, X),
         lambda: jaxttp.dynamics.diagonal_noise(mixing, w, X, y, loss="cross_entropy"),
     ):
         with pytest.raises(ValueError, match="depends on the other samples"):

@@ -33,11 +33,6 @@ RANGES = {
     "above": ({"above": 0.0}, "greater than 0", lambda v: v > 0),
     "at least": ({"at_least": 0.0}, "at least 0", lambda v: v >= 0),
     "below": ({"below": 1.0}, "less than 1", lambda v: v < 1),
-    "half open": (
-        {"at_least": 0.0, "below": 1.0},
-        "at least 0 and less than 1",
-        lambda v: 0 <= v < 1,
-    ),
     "open": (
         {"above": 0.0, "below": 1.0},
         "greater than 0 and less than 1",

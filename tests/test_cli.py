@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 import os
 import pathlib
 import re
@@ -52,7 +51,17 @@ def test_a_real_process(tmp_path):
     environment = {name: value for name, value in os.environ.items() if name != "FORCE_COLOR"}
     environment |= {"PYTHONPATH": path, "PYTHONIOENCODING": "utf-8", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
-        [sys.executable, "-m", "jaxttp", "predict", *SMALL, "--output", str(folder)],
+        [
+            sys.executable,
+            "-m",
+            "jaxttp",
+            "predict",
+            *SMALL,
+            "--relinearize",
+            "0",
+            "--output",
+            str(folder),
+        ],
         capture_output=True,
         text=True,
         timeout=300,
@@ -70,8 +79,7 @@ def test_a_real_process(tmp_path):
         "all steps",
     ]
     written = json.loads((folder / "prediction.json").read_text())
-    times = [row[1].split(" ± ") for row in cells[1:4]]  # with an estimate of their error
-    assert [step for step, _ in times] == [str(t) for t in written["steps"].values()]
+    assert [row[1] for row in cells[1:4]] == [str(t) for t in written["steps"].values()]
     assert cells[4][1] == "15"
     assert written["horizon"] == 15
     assert len(written["loss"]) == len(written["error"]) == 16
@@ -83,27 +91,13 @@ def test_a_real_process(tmp_path):
     assert sorted(p.name for p in folder.iterdir()) == ["prediction.json", "prediction.png"]
 
 
-@pytest.mark.parametrize(
-    ("command", "words"),
-    [
-        (
-            ["predict", "--total-samples", "6"],
-            "total_samples must be an integer of at least 12; got 6.",
-        ),
-        (["predict", "--total-samples", "178", "--verify"], "would train on the samples at hand"),
-    ],
-)
-def test_totals_that_mean_nothing(command, words):
-    result = call(*command, *SMALL)
-    assert result.exit_code == 2
-    assert words in " ".join(result.stderr.split())
-
-
 def test_targets_are_rows_of_their_own(forecasts):
-    asked = dataclasses.replace(tiny.SETTINGS, target_loss=(0.5,))
-    forecasts(dataclasses.replace(tiny.verified(), settings=asked))
+    prediction = tiny.verified().prediction
+    prediction = dataclasses.replace(prediction, targets=prediction.reach([0.5]))
+    result = dataclasses.replace(tiny.verified(), prediction=prediction)
+    forecasts(result)
     row = table(call("predict", *SMALL, columns=120).stdout)[4]
-    (one,) = dataclasses.replace(tiny.verified(), settings=asked).targets
+    *_, one = result.arrivals.values()
     assert row[0] == "loss below 0.5"
     wanted = [str(t) if t >= 0 else "not reached" for t in (one.steps, one.real_steps)]
     assert [row[1], row[3]] == wanted
@@ -123,16 +117,12 @@ def test_any_name_of_a_folder(forecasts, tmp_path):
 
 BAD = {
     "rate 0": (["--learning-rate", "0"], "learning_rate must be greater than 0; got 0.0"),
-    "rate nan": (["--learning-rate", "nan"], "learning_rate must be finite.*got nan"),
-    "batch too large": (["--batch-size", "13"], "batch_size must be .* 1 and 12; got 13"),
     "threshold text": (["--thresholds", "soon"], "thresholds='soon' must be numbers separated by"),
-    "threshold empty": (["--thresholds", ""], "thresholds='' must be numbers"),
     "data": (["--data", "svhn"], "data='svhn' is not known; choose one of 'digits', 'wine'"),
     "relinearize word": (
         ["--relinearize", "always"],
         "relinearize must be an integer of at least 0; got 'always'. .*'auto' chooses",
     ),
-    "labels": (["--classes", "0,17"], r"classes: \[17\] not in wine; choose among 0"),
     "loss by another name": (["--loss", "mse"], "loss='mse' .* Its name here is 'squared_error'"),
 }
 
@@ -148,23 +138,6 @@ def test_bad_input_is_one_line_and_code_2(case, tmp_path):
     assert len(result.stderr.splitlines()) == 1
     assert re.match("jaxttp: " + message, result.stderr)
     assert not folder.exists()
-
-
-def test_beyond_stability(tmp_path):
-    arguments = ["--learning-rate", "5", "--steps", "8", "--verify", "--output", str(tmp_path)]
-    result = call("predict", *SMALL, *arguments)
-    assert result.exit_code == 2
-    assert len(result.stderr.splitlines()) == 1
-    words = r"jaxttp: diverges above η = (\S+) \(learning rate 5\).*; choose"
-    found = re.match(words, result.stderr)
-    assert found
-    # What was found is written all the same, and is JSON.
-    written = json.loads((tmp_path / "prediction.json").read_text(), parse_constant=pytest.fail)
-    assert written["stable"] is False
-    # As it is printed, in four digits.
-    assert math.isclose(written["max_learning_rate"], float(found[1]), rel_tol=1e-3)
-    assert 0 < float(found[1]) < 5
-    assert (tmp_path / "prediction.png").exists()
 
 
 @pytest.mark.parametrize(
@@ -203,15 +176,17 @@ def test_lists_of_numbers_are_one_line():
         assert line in text.splitlines()
 
 
-def test_json_of_what_diverges_is_printed_before_the_problem(forecasts):
+def test_what_diverges_is_written_and_printed_before_the_problem(forecasts, tmp_path):
     prediction = dataclasses.replace(
         tiny.verified().prediction, stable=False, steps=dict.fromkeys((0.01, 0.1, 0.4), -1)
     )
     forecasts(dataclasses.replace(tiny.verified(), prediction=prediction, run=None))
-    result = call("predict", *SMALL, "--json")
+    result = call("predict", *SMALL, "--json", "--output", str(tmp_path))
     assert result.exit_code == 2
     assert json.loads(result.stdout)["stable"] is False
-    assert len(result.stderr.splitlines()) == 1
+    (line,) = result.stderr.splitlines()
+    assert re.match(r"jaxttp: diverges at learning rate 0.1.*; choose a smaller", line)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["prediction.json", "prediction.png"]
 
 
 def test_quiet_leaves_files_and_errors(forecasts, tmp_path):
@@ -226,12 +201,6 @@ def test_verbose_shows_where_a_problem_comes_from():
     assert result.exit_code == 2
     assert "Traceback" in result.stderr
     assert result.stderr.splitlines()[-1].startswith("jaxttp: steps must be an integer")
-
-
-def test_quiet_and_verbose_exclude_each_other():
-    result = call("predict", *SMALL, "-q", "-v")
-    assert result.exit_code == 2
-    assert "choose one of them" in result.stderr
 
 
 def test_version():
@@ -266,18 +235,9 @@ def test_conditioning_prints_and_writes(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--network", "resnet"], "network='resnet' is trained for the digits"),
-        (["--sweep", "size"], "sweep='size' is not known; choose one of 'depth', 'width', 'skip'"),
-        (["--sweep", "depth", "--network", "mlp"], "sweep='depth' does not fit network='mlp'"),
         (["--sweep", "depth", "--values", "a"], "values='a' must be numbers separated by commas"),
-        (
-            ["--sweep", "depth", "--values", "1.5"],
-            "depth must be an integer of at least 1; got 1.5",
-        ),
-        (["--values", "1,2"], "values: say with --sweep"),
-        (["--seeds", "2"], "seeds=2 are those of --sweep"),
+        (["--seeds", "2"], "seeds=2 does nothing here: it is for --sweep"),
         (["--alpha", "0.1"], "alpha=0.1 does nothing here: network='linear' has none"),
-        (["--accuracy", "2"], "accuracy must be .* less than 1; got 2"),
     ],
 )
 def test_conditioning_refuses_in_one_line(arguments, message, tmp_path):
@@ -287,6 +247,3 @@ def test_conditioning_refuses_in_one_line(arguments, message, tmp_path):
     assert len(result.stderr.splitlines()) == 1
     assert re.match("jaxttp: " + message, result.stderr)
     assert not (tmp_path / "out").exists()
-
-
-# --- help -----------------------------------------------------------------------------------------

@@ -45,8 +45,6 @@ def test_a_forecast_of_a_language_model(tmp_path):
     written = json.loads(result.stdout)
     assert "(bert) with a fresh head on text.csv, up to 6 tokens" in written["task"]
     assert written["loss"][-1] < written["loss"][0]
-    result = call("spectrum", *common[:4], "--trainable", "head", "--json")
-    assert result.exit_code == 0, result.stderr
     for path in ("config.json", "tokenizer.json"):
         (tmp_path / path).unlink()
     result = call("predict", *common)
@@ -56,9 +54,8 @@ def test_a_forecast_of_a_language_model(tmp_path):
 
 
 @pytest.mark.slow
-def test_checkpoints_side_by_side(small, monkeypatch):
-    """One network with two sets of weights, and another network, on the digits as pictures."""
-    monkeypatch.setitem(catalog.MODELS, "resnet20", catalog.Entry(small_resnet, 16, "resnet"))
+def test_checkpoints_side_by_side(small):
+    """One network with two sets of weights on the digits as pictures."""
     common = ["compare", "--samples-per-class", "1", "--steps", "8", "--no-seconds", "--json",
               "--relinearize", "0"]  # fmt: skip
     weights = small / "trained.safetensors"
@@ -70,23 +67,12 @@ def test_checkpoints_side_by_side(small, monkeypatch):
     assert found["task"].startswith("2 networks on digits, 10 samples")
     first, second = (row["final_loss"] for row in found["rows"])
     assert first != second
-    more = call(*common, "--model", "resnet18", "--model", "resnet20", "--train", "head,bias",
-                "--metric", "error")  # fmt: skip
-    assert more.exit_code == 0, more.stderr
-    found = json.loads(more.stdout)
-    assert sorted(row["name"] for row in found["rows"]) == [
-        "resnet18, bias", "resnet18, head", "resnet20, bias", "resnet20, head"
-    ]  # fmt: skip
-    assert found["metric"] == "error"
-    bad = call("compare", "--model", "resnet18", "--model", "resnet20", "--weights", "random")
-    assert bad.exit_code != 0
-    assert "2 models need as many" in bad.stderr
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"weights": "nowhere"}, "weights: path='nowhere' is not a file"),
+        ({"weights": "nowhere"}, "path='nowhere' is not a file"),
         ({"folder": "nowhere"}, "folder='nowhere' does not exist"),
         ({"classes": "1.5"}, "classes='1.5' must be whole numbers"),
         ({"classes": "many"}, "classes='many' must be numbers"),

@@ -29,12 +29,14 @@ def test_every_command_about_training_has_the_whole_task():
 
 def test_defaults_are_those_of_the_settings():
     """The command line and Python agree on what is not said."""
-    assert Given({name: one.default for name, one in SHARED.items()}).settings() == Settings()
+    assert (
+        Given({name: one.default for name, one in SHARED.items()}, SHARED).settings() == Settings()
+    )
 
 
 def test_settings_have_one_name():
     """An option is a field of Settings, or is about how the result is told, or by whom."""
-    told = {"verify", "seconds", "distributed", *_options.OUTPUT}
+    told = {"verify", "seconds", *_options.OUTPUT}
     fields = inspect.signature(Settings).parameters
     assert set(SHARED) - told <= set(fields)
     assert set(fields) - set(SHARED) == {"sketch_dim", "head_scale"}

@@ -26,7 +26,7 @@ from jaxttp.forecast import Hyperparameters, sweep_kernel
 from jaxttp.models import load_params, save_params
 from jaxttp.models.language import folder as folders
 from jaxttp.pipeline import TaskReport
-from jaxttp.plots import _page, save, save_report
+from jaxttp.plots import report, save, save_report
 from jaxttp.plots._style import panels
 
 NAUGHTY = "<script>alert(1)</script>"
@@ -265,7 +265,7 @@ def test_cells_of_a_spreadsheet_compute_nothing(tmp_path):
 
 def test_names_of_classes_are_neither_html_nor_formulas():
     figure, _ = panels(title=rf"{NAUGHTY} $\frac$ a_b $x^")
-    drawn = _page.image(figure, NAUGHTY)  # with mathtext this would be an error
-    for text in (drawn, _page.heading(NAUGHTY), _page.table([NAUGHTY], [[NAUGHTY]])):
+    drawn = report._image(figure, NAUGHTY)  # with mathtext this would be an error
+    for text in (drawn, report._heading(NAUGHTY), report._table([NAUGHTY], [[NAUGHTY]])):
         assert "<script" not in text
         assert "&lt;script" in text

@@ -55,35 +55,22 @@ def _curvature_product() -> Any:
 
 
 RATES = jaxttp.grid(learning_rate=(0.1, 0.2), steps=3)
-START = {"a": jaxttp.Candidate(network, PARAMS)}
-BATCHES = {"batch_size": 2, "key": KEY}
 TRAINING: dict[str, Any] = {"loss": "cross_entropy", "optimizer": optax.sgd(0.1), "steps": 3}
 ENTRANCES = {
     "kernel, full": _kernel(),
-    "kernel, diagonal": _kernel(output="diagonal", method="vector_product"),
     "sketch": lambda: jaxttp.sketch_jacobian(*ON, key=KEY, dim=4),
     "class sketch": lambda: jaxttp.class_sketch(*ON, key=KEY),
     "operator": lambda: jaxttp.ntk_operator(*ON).mv(jnp.ones((6, 2))),
     "density": _spectral(jaxttp.ntk.spectral_density),
     "momentum": _forecast(learning_rate=0.1, momentum=0.9, relinearize=0),
-    "sketched": _forecast(learning_rate=0.1, sketch_dim=4, key=KEY),
     "Adam": _forecast(optimizer=optax.adam(0.1)),
-    "Adam, batches": _forecast(optimizer=optax.adam(0.1), **BATCHES),
-    "weight space": _forecast(learning_rate=0.1, dynamics="weight_space"),
     "sweep": lambda: jaxttp.sweep(*ON, Y, RATES),
     "race": lambda: jaxttp.race(*ON, Y, RATES),
-    "compare": lambda: jaxttp.compare(START, X, Y, learning_rate=0.1, steps=3),
     "train": lambda: jaxttp.train(*ON, Y, **TRAINING),
     "diagonal noise": lambda: jaxttp.dynamics.diagonal_noise(*ON, Y, loss="cross_entropy"),
     "Gauss-Newton, parameters": _curvature("gauss_newton", form="parameters"),
-    "generalized": _curvature("generalized"),
     "functional Hessian": _curvature("functional_hessian"),
-    "Hessian": _curvature("hessian"),
     "Gauss-Newton, product": _curvature_product,
-    "layer terms": lambda: jaxttp.conditioning.layer_terms(*ON),
-    "condition number": lambda: jaxttp.conditioning.condition_number(
-        jaxttp.conditioning.curvature_operator(*ON)
-    ),
 }
 
 

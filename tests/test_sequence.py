@@ -60,8 +60,8 @@ CASES = {
     "linear_bound": (lambda w: conditioning.linear_bound(w), (WEIGHTS,)),
     "linear_point": (lambda w: conditioning.linear_point(w).condition.value, (WEIGHTS,)),
     "layer_spectra": (conditioning.layer_spectra, (WEIGHTS,)),
-    "leaky_point": (
-        lambda w, v, x: conditioning.leaky_point(w, v, x, 0.1),
+    "leaky_relu_bound": (
+        lambda w, v, x: conditioning.leaky_relu_bound(w, v, x, 0.1),
         (draw(3, 6), draw(6, 5), draw(5, 4)),
     ),
     "psd_sum_bounds": (conditioning.psd_sum_bounds, (SPD, SPD)),
@@ -90,20 +90,19 @@ def test_vmapped_programs_compute_one_batch_after_the_other(name):
     assert not pairs
 
 
-@pytest.mark.parametrize("mode", ["truncate", "exact"])
-def test_the_repetition_in_float64_waits_for_the_attempt_in_float32(mode):
+def test_the_repetition_in_float64_waits_for_the_attempt_in_float32():
     """Under vmap both branches of a `cond` are computed."""
     shapes = ((2, 2, 3, 8), (2, 2, 8, 3), (4, 6), (4, 6))
     arguments = [draw(*shape, dtype=jnp.float32) for shape in shapes]
     count, pairs = unordered(
-        jax.vmap(lambda *a: gauss_newton_direction(*a, pseudoinverse=mode)), *arguments
+        jax.vmap(lambda *a: gauss_newton_direction(*a, pseudoinverse="truncate")), *arguments
     )
     assert count >= 4
     assert not pairs
 
 
 def test_without_it_they_do_not_wait():
-    """The check finds what it looks for, and unbatched decompositions are left free."""
+    """The check finds what it looks for."""
 
     def two(a, b):
         return jnp.linalg.svd(a, compute_uv=False), jnp.linalg.svd(b, compute_uv=False)
@@ -115,10 +114,6 @@ def test_without_it_they_do_not_wait():
         return first, jnp.linalg.svd(after(b, first), compute_uv=False)
 
     assert unordered(jax.vmap(ordered), draw(4, 4), draw(4, 4)) == (2, [])
-    inner = jax.vmap(jax.jit(ordered), in_axes=(0, None))  # the second is no batch
-    assert unordered(inner, draw(4, 4), draw(4, 4)[0])[0] == 1
-    text = jax.jit(ordered).lower(draw(4, 4)[0], draw(4, 4)[0]).compile().as_text()
-    assert " add(" not in text
 
 
 @pytest.mark.parametrize("done", [5.0, jnp.inf, jnp.nan])

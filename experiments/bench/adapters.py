@@ -52,11 +52,17 @@ def cases(base: Model, settings: AdapterSettings, key: Any) -> Iterator[tuple[st
     yield "all weights", base
 
 
+def base_model() -> Model:
+    """The shipped ResNet with a fresh head for five classes."""
+    head_key, _ = jax.random.split(jax.random.key(0), 2)
+    return from_nnx(fresh_head(load_pretrained(), 5, key=head_key))
+
+
 def rows(settings: AdapterSettings) -> Iterator[Row]:
     """Forecast and train every case at every rate."""
     key = jax.random.key(0)
-    head_key, adapter_key = jax.random.split(key, 2)
-    base = from_nnx(fresh_head(load_pretrained(), 5, key=head_key))
+    _, adapter_key = jax.random.split(key, 2)
+    base = base_model()
     per_class = settings.samples_per_class
     data = select(load_dataset("digits"), classes=range(5, 10), per_class=per_class, key=key)
     options = {"loss": "cross_entropy", "steps": settings.steps}

@@ -1,11 +1,11 @@
 """What exact Gauss-Newton costs: steps against Adam's, backward memory, the closed-form kernel.
 
-    python -m experiments.bench.gauss_newton [steps] [svd] [memory] [kernel]
+    python -m experiments.bench.gauss_newton [steps] [memory] [kernel]
 
 steps: a step of the size of MNIST (2 blocks, n = 1024, h = 392, m = 2000, float32) in turn with
-Adam's, "of Adam" in CPU seconds; "svd" has the decomposition of the published implementation as
-well. memory: temporary memory of the gradient by depth (n = 128, h = 64, m = 512), reversible and
-stored. kernel: the exact kernel of 12.5 million weights, 100 samples, 10 outputs.
+Adam's, "of Adam" in CPU seconds. memory: temporary memory of the gradient by depth (n = 128,
+h = 64, m = 512), reversible and stored. kernel: the exact kernel of 12.5 million weights, 100
+samples, 10 outputs.
 """
 
 import functools
@@ -38,9 +38,9 @@ def network(
 
 
 def step_functions(
-    samples: int = 1024, half: int = 392, width: int = 2000, blocks: int = 2, svd: bool = False
+    samples: int = 1024, half: int = 392, width: int = 2000, blocks: int = 2
 ) -> dict[str, Callable[[], object]]:
-    """A compiled step of each optimiser on the same batch; the SVD on demand, it is slow."""
+    """A compiled step of each optimiser on the same batch."""
     w, v, x = network(blocks, half, width, samples)
     p = orthonormal_readout(jax.random.key(1), 10, 2 * half)
     y = jax.random.randint(jax.random.key(2), (samples,), 0, 10)
@@ -58,32 +58,29 @@ def step_functions(
 
     start = adam.init(w)
     functions: dict[str, Callable[[], object]] = {"adam": lambda: adam_step(w, start, v, x)}
-    modes = [("exact", "cholesky"), ("truncate", "eigh")] + [("truncate", "svd")] * svd
-    for mode, method in modes:
-        optimizer = gauss_newton(
-            1.0, readout=p, pseudoinverse=mode, rtol=0.01, method=method, measure=False
-        )
+    for mode in ("exact", "truncate"):
+        optimizer = gauss_newton(1.0, readout=p, pseudoinverse=mode, rtol=0.01, measure=False)
 
         @jax.jit
         def step(w, state, v, x, optimizer=optimizer):
             updates, state = optimizer.update(w, state, w, x=x, y=y, bottlenecks=v)
             return optax.apply_updates(w, updates), state
 
-        functions[f"{mode} ({method})"] = functools.partial(step, w, optimizer.init(w), v, x)
+        functions[mode] = functools.partial(step, w, optimizer.init(w), v, x)
     return functions
 
 
 def step_costs(
-    samples: int, half: int, width: int, blocks: int, svd: bool = False, repeats: int = 5
+    samples: int, half: int, width: int, blocks: int, repeats: int = 5
 ) -> dict[str, float]:
     """CPU seconds of a step of each optimiser."""
-    found = in_turn(step_functions(samples, half, width, blocks, svd), repeats)
+    found = in_turn(step_functions(samples, half, width, blocks), repeats)
     return {name: timing.cpu for name, timing in found.items()}
 
 
-def steps(svd: bool = False) -> Iterator[Row]:
+def steps() -> Iterator[Row]:
     """A step of each optimiser."""
-    found = in_turn(step_functions(svd=svd))
+    found = in_turn(step_functions())
     for name, timing in found.items():
         yield {"what": name} | timing._asdict() | {"of Adam": timing.cpu / found["adam"].cpu}
 
@@ -117,7 +114,7 @@ def kernel(
 
 
 PARTS: dict[str, Callable[[], Iterator[Row]]] = {
-    "steps": steps, "memory": memory, "kernel": kernel, "svd": lambda: steps(svd=True),
+    "steps": steps, "memory": memory, "kernel": kernel,
 }  # fmt: skip
 
 

@@ -185,8 +185,8 @@ def settings() -> dict[str, dict[str, Any]]:
         add(f"compare-{task}", "compare", task)
         add(f"compare-{task}-rate", "compare", task, learning_rate=RATES[task], momentum=0.5)
         add(f"compare-{task}-relative", "compare", task, rule="relative", batch_size=5, **KEY)
-        for kind, momentum in itertools.product(("losses", "outputs", "weights"), (0.0, 0.8)):
-            add(f"online-{task}-{kind}-{momentum:g}", "online", task, kind=kind, momentum=momentum)
+        for momentum in (0.0, 0.8):
+            add(f"online-{task}-weights-{momentum:g}", "online", task, momentum=momentum)
     return out
 
 
@@ -275,8 +275,8 @@ def compared(task: Task, options: dict[str, Any]) -> dict[str, Any]:
     given = {"loss": task.loss, "steps": T, "time_steps": False, "relinearize": 0} | _given(options)
     found = jaxttp.compare(candidates, task.x, task.y, **given)
     return {
-        "loss": found.loss, "steps": found.steps.tolist(), "names": list(found.names),
-        "rates": np.array([one.learning_rate for one in found.settings]),
+        "loss": found.sweep.loss, "steps": found.sweep.steps.tolist(), "names": list(found.names),
+        "rates": np.array([one.learning_rate for one in found.sweep.settings]),
         "why": np.array([[one.speed, one.alignment] for one in found.explanations]),
     }  # fmt: skip
 
@@ -286,10 +286,10 @@ def watched(task: Task, options: dict[str, Any]) -> dict[str, Any]:
     setting = Hyperparameters(0.1, options["momentum"], loss=task.loss, steps=T)
     watch = Online(*task[:4], setting)
     jaxttp.train(*task[:4], loss=task.loss, optimizer=setting.optimizer(), steps=6, callback=watch)
-    found = watch.forecast(options["kind"])
+    found = watch.forecast()
     return {
         "loss": found.loss, "steps": list(found.steps.values()), "stable": found.stable,
-        "scale": np.asarray(found.time_scale), "left": found.left_at,
+        "left": found.left_at,
     }  # fmt: skip
 
 
@@ -349,7 +349,8 @@ def read() -> dict[str, dict[str, Any]]:
         found = json.loads(str(file["plain"]))
         for key in set(file) - {"plain"}:
             name, field = key.rsplit("/", 1)
-            found[name][field] = file[key]
+            if field != "scale":  # of corrections that are no longer made
+                found[name][field] = file[key]
     return found
 
 

@@ -13,9 +13,9 @@ from matplotlib.figure import Figure
 from experiments import cuts
 from experiments.conditioning.inputs import load_inputs
 from experiments.store import Pieces, listed, runner
-from jaxttp.conditioning import gaussian_weights, linear_point
-from jaxttp.pipeline import tracked_run
+from jaxttp.conditioning import Tracker, gaussian_weights, linear_point
 from jaxttp.plots import OTHER, PREDICTED, REAL, plot_draws, tidy
+from jaxttp.training import train
 
 CLAIM = {
     "gnc-10": "κ stays within about 50 % of its value at initialisation (6 to 12), and the bound "
@@ -105,17 +105,18 @@ def pieces(settings: Settings) -> Pieces:
             points.append(linear_point([np.asarray(w, np.float64) for w in now], sigma))
             return float(points[-1].condition.value)
 
-        found = tracked_run(
+        every = settings.epochs * batches // settings.points
+        tracker = Tracker({"kappa": measure_point}, every=every)
+        run = train(
             network, [jnp.asarray(w, jnp.float32) for w in weights],
             inputs.x.astype(np.float32), labels, loss="squared_error",
             optimizer=optax.sgd(settings.learning_rate), steps=settings.epochs * batches,
-            measures={"kappa": measure_point}, every=settings.epochs * batches // settings.points,
-            batch_size=settings.batch_size, key=key,
+            batch_size=settings.batch_size, key=key, callback=tracker,
         )  # fmt: skip
         return Run(
-            np.asarray(found.run.loss),
-            np.array([record.step for record in found.records]) / batches,
-            np.array([record.values["kappa"] for record in found.records]),
+            np.asarray(run.loss),
+            np.array([record.step for record in tracker.records]) / batches,
+            np.array([record.values["kappa"] for record in tracker.records]),
             np.array([float(point.convex) for point in points]),
             np.array([float(point.maximum) for point in points]),
         )

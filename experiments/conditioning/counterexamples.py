@@ -17,7 +17,7 @@ from experiments import cuts
 from experiments.store import Store
 from jaxttp.conditioning import (
     condition_number,
-    convolution_point,
+    gauss_newton_convolution,
     gauss_newton_linear,
     gaussian_weights,
     linear_bound,
@@ -154,7 +154,8 @@ def run(settings: Settings, store: Store | None = None) -> Result:
         rows = []
         for gap in settings.gaps:
             filters = [np.array([[[1.0, -0.5]]]), np.array([[[1.0, -0.5 + gap]]])]
-            exact = float(convolution_point(filters, (settings.length,)).value)
+            matrix = gauss_newton_convolution(filters, (settings.length,))
+            exact = float(condition_number(matrix).value)
             chain, length = [], settings.length
             for one in filters:
                 chain.append(toeplitz(one, (length,)))

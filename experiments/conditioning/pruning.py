@@ -23,8 +23,8 @@ from experiments.store import Store
 from jaxttp import conditioning, from_nnx, models
 from jaxttp._core.checks import check_choice
 from jaxttp.data import load_dataset, select
-from jaxttp.pipeline import tracked_run
 from jaxttp.plots import OTHER, PREDICTED, REAL, plot_draws, tidy
+from jaxttp.training import train
 
 NETWORKS = ("resnet20", "resnet32", "vgg5", "vit", "mlp")
 
@@ -168,10 +168,9 @@ def one_run(settings: Settings, rate: float, seed: int) -> Run:
     batches = len(x) // settings.batch_size
     due = {epoch * batches for epoch in settings.points}
     seen: list[Any] = []
-    steps = iter(range(settings.epochs * batches + 1))
 
-    def kappa(weights: Any) -> None:
-        if next(steps) not in due:
+    def kappa(step: int, weights: Any, loss: float) -> None:
+        if step not in due:
             return
         matrix = conditioning.curvature_matrix(
             masked, {"weights": weights, "masks": masks}, x, form="outputs",
@@ -180,15 +179,15 @@ def one_run(settings: Settings, rate: float, seed: int) -> Run:
         rank = None if settings.promote else len(matrix)
         seen.append(conditioning.condition_number(matrix, rank=rank))
 
-    found = tracked_run(
+    run = train(
         apply_fn, start, x, y, loss="cross_entropy",
         optimizer=conditioning.keep_pruned(optimizer(settings, batches), masks),
-        steps=settings.epochs * batches, measures={"kappa": kappa},
-        batch_size=settings.batch_size, key=jax.random.key(seed),
+        steps=settings.epochs * batches, batch_size=settings.batch_size,
+        key=jax.random.key(seed), callback=kappa,
     )  # fmt: skip
     kept = sum(int(np.sum(mask)) for mask in jax.tree.leaves(masks))
     return Run(
-        np.asarray(found.run.loss), np.array(settings.points),
+        np.asarray(run.loss), np.array(settings.points),
         np.array([float(one.value) for one in seen]), np.array([int(one.rank) for one in seen]),
         len(x) * settings.classes, kept,
     )  # fmt: skip

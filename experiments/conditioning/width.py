@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
 from typing import Any
 
 import jax
@@ -11,11 +10,11 @@ import numpy as np
 import optax
 from matplotlib.figure import Figure
 
+import jaxttp
 from experiments import cuts
 from experiments.conditioning.inputs import load_inputs
 from experiments.store import Store
 from jaxttp.conditioning import condition_number, curvature_matrix, rank_sensitivity
-from jaxttp.pipeline import tracked_run
 from jaxttp.plots import plot_draws, tidy
 from jaxttp.plots.conditioning import plot_rank_sensitivity, plot_spectrum
 
@@ -142,20 +141,20 @@ def run(settings: Settings, store: Store | None = None) -> Result:
         chosen = rows[:samples]
         batches = samples // settings.batch_size
         due = {epoch * batches for epoch in points}
-        steps, spectra = itertools.count(), []
+        spectra: list[Any] = []
 
-        def kappa(params: Any) -> None:
-            if next(steps) in due:
+        def kappa(step: int, params: Any, loss: float) -> None:
+            if step in due:
                 matrix = curvature_matrix(network, params, x[chosen])
                 spectra.append(condition_number(matrix, spectrum=True))
 
-        found = tracked_run(
+        run = jaxttp.train(
             network, xavier(x.shape[1], width, classes, jax.random.key(seed)), x[chosen],
             labels[chosen], loss="cross_entropy", optimizer=optax.sgd(rate),
-            steps=settings.epochs * batches, measures={"kappa": kappa},
-            batch_size=settings.batch_size, key=jax.random.key(seed),
+            steps=settings.epochs * batches, batch_size=settings.batch_size,
+            key=jax.random.key(seed), callback=kappa,
         )  # fmt: skip
-        return np.asarray(found.run.loss), spectra
+        return np.asarray(run.loss), spectra
 
     def one(width: int, rate: float, seed: int) -> Run:
         loss, spectra = train(width, rate, seed, settings.samples, settings.points)

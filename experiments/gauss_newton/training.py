@@ -16,7 +16,7 @@ from jaxtyping import Array
 from jaxttp._core.checks import check_choice, check_integer, check_number
 from jaxttp.data import load_dataset, split
 from jaxttp.data.sources import TRAIN_SIZES
-from jaxttp.gauss_newton import revmlp_forward, scale_by_gauss_newton
+from jaxttp.gauss_newton import gauss_newton, revmlp_forward
 from jaxttp.losses import Loss, encode_targets
 from jaxttp.models import RevMLP
 
@@ -295,13 +295,16 @@ def _blank(total: int, every: int) -> dict[str, np.ndarray]:
     return record | {name: np.full(len(steps), np.nan) for name in names} | {"steps": steps}
 
 
-def _optimizer(method: _Method, rate: ArrayLike, readout: Array | None) -> Any:
+def _optimizer(
+    method: _Method, rate: ArrayLike, readout: Array | None, key: Array | None = None
+) -> Any:
     decay = optax.add_decayed_weights(method.weight_decay)
     if method.optimizer == "adam":
         return optax.chain(optax.scale_by_adam(), decay, optax.scale_by_learning_rate(rate))
     if method.optimizer == "sgd":
         return optax.chain(decay, optax.scale_by_learning_rate(rate))
-    direction = scale_by_gauss_newton(
+    step = gauss_newton(
+        1.0,
         loss=method.loss,
         activation=method.activation,
         readout=readout,
@@ -309,9 +312,11 @@ def _optimizer(method: _Method, rate: ArrayLike, readout: Array | None) -> Any:
         damping=method.damping,
         pseudoinverse=method.pseudoinverse,
         rtol=method.rtol,
+        key=key,
         measure=False,
     )
-    return optax.chain(direction, decay, optax.scale_by_learning_rate(rate))
+    # The step is minus the direction; the decay goes the same way.
+    return optax.chain(step, optax.add_decayed_weights(-method.weight_decay), optax.scale(rate))
 
 
 def _objective(
@@ -337,7 +342,7 @@ def _step(
     targets: Array,
     key: Array,
 ) -> tuple[Array, Any, Array, Array]:
-    optimizer = _optimizer(method, rate, fixed[1])
+    optimizer = _optimizer(method, rate, fixed[1], key)
 
     def objective(w: Array) -> tuple[Array, Array]:
         return _objective(method.loss, method.activation, w, fixed, x, targets)
@@ -345,7 +350,7 @@ def _step(
     if method.optimizer in ("gn", "ggn"):
         value, error = objective(weights)
         updates, state = optimizer.update(
-            weights, state, weights, x=x, y=targets, bottlenecks=fixed[0], key=key
+            weights, state, weights, x=x, y=targets, bottlenecks=fixed[0]
         )
     else:
         (value, error), gradient = jax.value_and_grad(objective, has_aux=True)(weights)

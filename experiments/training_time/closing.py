@@ -22,9 +22,8 @@ from experiments.training_time.comparison import (
 )
 from jaxttp import train, training_time
 from jaxttp.forecast import Hyperparameters, Online
-from jaxttp.plots import GREY, MARKERS, REAL, tidy
+from jaxttp.plots import GREY, REAL, tidy
 
-KINDS = ("losses", "outputs", "weights")
 THRESHOLDS = (0.01, 0.1, 0.4)
 CLAIM = {
     "ours-online": "After a tenth of the steps the corrected forecast's mean error is at most half "
@@ -41,7 +40,6 @@ class Settings:
         rate: in units of N / lambda_max.
         shares: of the steps after which the forecast is corrected.
         shown: the one of them whose curves are shown.
-        kinds: of correction.
         steps: T.
         seed: of samples and weights.
         samples: so many of each task; all when None.
@@ -56,7 +54,6 @@ class Settings:
     rate: float = 1.0
     shares: tuple[float, ...] = cuts.first((0.05, 0.1, 0.2, 0.4))
     shown: float = 0.1
-    kinds: tuple[str, ...] = KINDS
     steps: int = cuts.one(150)
     seed: int = 1
     samples: int | None = cuts.few(32, None)
@@ -64,8 +61,7 @@ class Settings:
 
 PRESETS = {
     "smoke": Settings(
-        tasks=("wine, MLP",), shares=(0.25,), shown=0.25, kinds=("losses", "outputs"), steps=8,
-        samples=10,
+        tasks=("wine, MLP",), shares=(0.25,), shown=0.25, steps=8, samples=10,
     ),
     "cpu": Settings(),
     "paper": Settings(tasks=(CIFAR10, MIT67)),
@@ -80,15 +76,13 @@ class Loop:
         task: its name.
         real: loss (T + 1,).
         before: forecast before training (T + 1,).
-        corrected: (kind, share of the steps) -> forecast (T + 1,), observed up to there.
-        fallen_back: forecasts by weights that gave way to outputs.
+        corrected: share of the steps -> forecast (T + 1,), observed up to there.
     """
 
     task: str
     real: np.ndarray
     before: np.ndarray
-    corrected: dict[tuple[str, float], np.ndarray]
-    fallen_back: int
+    corrected: dict[float, np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,7 +112,7 @@ def _measure(task: Source, settings: Settings) -> Loop:
     setting = Hyperparameters(eta, steps=settings.steps)
     watch = Online(*job.model, job.x, job.y, setting)
     places = {max(1, round(share * settings.steps)): share for share in settings.shares}
-    corrected: dict[tuple[str, float], np.ndarray] = {}
+    corrected: dict[float, np.ndarray] = {}
     found = []
 
     def callback(step: int, params, loss: float) -> None:
@@ -126,17 +120,14 @@ def _measure(task: Source, settings: Settings) -> Loop:
             return
         watch(step, params, loss)
         if step in places:
-            for kind in settings.kinds:
-                found.append(watch.forecast(kind))
-                corrected[kind, places[step]] = found[-1].loss
+            found.append(watch.forecast())
+            corrected[places[step]] = found[-1].loss
 
     real = train(
         *job.model, job.x, job.y, loss="cross_entropy", optimizer=setting.optimizer(),
         steps=settings.steps, callback=callback,
     )  # fmt: skip
-    asked = [kind for _ in places for kind in settings.kinds]
-    back = sum(one.kind != kind for one, kind in zip(found, asked, strict=True))
-    return Loop(name_of(task), np.asarray(real.loss), found[0].open_loop, corrected, back)
+    return Loop(name_of(task), np.asarray(real.loss), found[0].open_loop, corrected)
 
 
 def _off(curve: np.ndarray, real: np.ndarray) -> float:
@@ -145,8 +136,8 @@ def _off(curve: np.ndarray, real: np.ndarray) -> float:
     return float(np.mean(np.abs(np.subtract(*times))))
 
 
-def _errors(result: Result, kind: str, share: float) -> float:
-    return float(np.mean([_off(one.corrected[kind, share], one.real) for one in result.loops]))
+def _errors(result: Result, share: float) -> float:
+    return float(np.mean([_off(one.corrected[share], one.real) for one in result.loops]))
 
 
 def plot(result: Result) -> dict[str, Figure]:
@@ -157,19 +148,14 @@ def plot(result: Result) -> dict[str, Figure]:
     left.semilogy(first.real, color=REAL, lw=2.4, label="real training")
     left.semilogy(first.before, "--", color=GREY, lw=2, label="before training")
     at = round(settings.shown * settings.steps)
-    for kind, color in zip(settings.kinds, (COLORS[0], COLORS[2], COLORS[3]), strict=False):
-        curve = first.corrected[kind, settings.shown]
-        left.semilogy(np.arange(at, len(curve)), curve[at:], color=color, lw=1.8,
-                      label=f"corrected by {kind}")  # fmt: skip
+    curve = first.corrected[settings.shown]
+    left.semilogy(np.arange(at, len(curve)), curve[at:], color=COLORS[0], lw=1.8, label="corrected")
     left.axvline(at, color=GREY, lw=1, ls=":")
     left.set(xlabel="step", ylabel="training loss", title=f"{first.task}, η = {settings.rate:g}")
     before = float(np.mean([_off(one.before, one.real) for one in result.loops]))
     right.axhline(before, color=GREY, ls="--", lw=2, label="before training")
-    for kind, color, marker in zip(
-        settings.kinds, (COLORS[0], COLORS[2], COLORS[3]), MARKERS, strict=False
-    ):
-        errors = [_errors(result, kind, share) for share in settings.shares]
-        right.plot(settings.shares, errors, marker + "-", color=color, label=f"by {kind}")
+    errors = [_errors(result, share) for share in settings.shares]
+    right.plot(settings.shares, errors, "o-", color=COLORS[0], label="corrected")
     right.set(xlabel="share of the steps seen", ylabel="mean error of training times, steps",
               title=f"{len(result.loops)} tasks")  # fmt: skip
     right.set_ylim(bottom=0)
@@ -183,16 +169,13 @@ def measure(result: Result) -> dict[str, list[str]]:
     """Errors by task, and over all."""
     settings, lines = result.settings, []
     for one in result.loops:
-        line = f"{one.task}: mean error before training {_off(one.before, one.real):.1f} steps"
-        for kind in settings.kinds:
-            errors = [f"{_off(one.corrected[kind, s], one.real):.1f}" for s in settings.shares]
-            line += f"; by {kind} {', '.join(errors)}"
-        lines.append(f"{line}; {one.fallen_back} by weights gave way to outputs")
+        errors = [f"{_off(one.corrected[share], one.real):.1f}" for share in settings.shares]
+        before = f"{one.task}: mean error before training {_off(one.before, one.real):.1f} steps"
+        lines.append(f"{before}; corrected {', '.join(errors)}")
     before = float(np.mean([_off(one.before, one.real) for one in result.loops]))
     shares = ", ".join(f"{100 * s:g}" for s in settings.shares)
-    for kind in settings.kinds:
-        ratios = [f"{_errors(result, kind, s) / max(before, 1e-9):.2f}" for s in settings.shares]
-        lines.append(
-            f"by {kind} after {shares} % of the steps: {', '.join(ratios)} of {before:.1f}"
-        )
+    ratios = [f"{_errors(result, share) / max(before, 1e-9):.2f}" for share in settings.shares]
+    lines.append(
+        f"corrected after {shares} % of the steps: {', '.join(ratios)} of {before:.1f} steps"
+    )
     return {"ours-online": lines}

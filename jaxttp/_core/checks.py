@@ -43,8 +43,7 @@ def check_choice(name: str, value: T, choices: Iterable[T], *, remedy: str = "")
     if value not in choices:
         listed = ", ".join(repr(choice) for choice in choices)
         raise ValueError(
-            f"{name}={value!r} is not known; choose one of {listed}."
-            + (f" {remedy}" if remedy else "")
+            f"{name}={value!r} is not known; choose one of {listed}. {remedy}".rstrip()
         )
     return value
 
@@ -70,24 +69,16 @@ def check_number(
         number = float(value)
     except (TypeError, ValueError, OverflowError):
         raise ValueError(f"{name} must be a number; got {value!r}.") from None
-    wanted = [] if np.isfinite(number) else ["finite"]
+    limits = [("finite", np.isfinite(number))] if not np.isfinite(number) else []
     if above is not None:
-        wanted.append(f"greater than {above:g}")
+        limits.append((f"greater than {above:g}", number > above))
     if at_least is not None:
-        wanted.append(f"at least {at_least:g}")
+        limits.append((f"at least {at_least:g}", number >= at_least))
     if below is not None:
-        wanted.append(f"less than {below:g}")
-    good = (
-        np.isfinite(number)
-        and (above is None or number > above)
-        and (at_least is None or number >= at_least)
-        and (below is None or number < below)
-    )
-    if not good:
-        text = " and ".join(wanted)
-        raise ValueError(
-            f"{name} must be {text}; got {value!r}." + (f" {remedy}" if remedy else "")
-        )
+        limits.append((f"less than {below:g}", number < below))
+    if not all(is_met for _, is_met in limits):
+        text = " and ".join(words for words, _ in limits)
+        raise ValueError(f"{name} must be {text}; got {value!r}. {remedy}".rstrip())
     return value
 
 
@@ -100,9 +91,7 @@ def check_integer(
         wanted = f"an integer of at least {at_least}"
         if at_most is not None:
             wanted = f"an integer between {at_least} and {at_most}"
-        raise ValueError(
-            f"{name} must be {wanted}; got {value!r}." + (f" {remedy}" if remedy else "")
-        )
+        raise ValueError(f"{name} must be {wanted}; got {value!r}. {remedy}".rstrip())
     return int(value)
 
 
@@ -163,31 +152,25 @@ def check_finite(name: str, tree: Any) -> None:
     """
     check_leaves(name, tree)
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        if not is_concrete(leaf) or not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
-            continue
-        elsewhere = isinstance(leaf, jax.Array) and len(leaf.devices()) > 1
-        held: Any = leaf if elsewhere else np.asarray(leaf)  # else too large for this host
-        with np.errstate(all="ignore"):  # a sum that overflows is looked at closely
-            total = _sum(held) if elsewhere else np.sum(held)
-        if np.isfinite(total):  # a quarter of the time of looking at every number
-            continue
-        bad = int(_bad(held) if elsewhere else np.sum(~np.isfinite(held)))
-        if bad:
+        real = is_concrete(leaf) and jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
+        if real and not is_finite(leaf):
             where = name + jax.tree_util.keystr(path)
+            with values_known():
+                bad = int(jnp.sum(~jnp.isfinite(leaf)))
             raise ValueError(
                 f"{where} holds {bad} value(s) that are NaN or infinite, of {jnp.size(leaf)}; "
                 "remove or replace them first."
             )
 
 
-@jax.jit
-def _sum(leaf: Array) -> Array:
-    return jnp.sum(leaf)
-
-
-@jax.jit
-def _bad(leaf: Array) -> Array:
-    return jnp.sum(~jnp.isfinite(leaf))
+def is_finite(leaf: Any) -> bool:
+    """Whether a known array holds no NaN or infinity; on one CPU nothing is compiled for it."""
+    if isinstance(leaf, jax.Array) and [one.platform for one in leaf.devices()] != ["cpu"]:
+        with values_known():
+            return bool(_all_finite(leaf))
+    held = np.asarray(leaf)
+    with np.errstate(all="ignore"):  # a quarter of the time of looking at every number
+        return bool(np.isfinite(np.sum(held)) or np.all(np.isfinite(held)))
 
 
 def check_finite_value(name: str, value: T) -> T:
@@ -201,6 +184,9 @@ def check_finite_value(name: str, value: T) -> T:
 def all_finite(tree: Any) -> Array:
     """Whether no array of `tree` holds NaN or infinity, concrete or not."""
     return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]))
+
+
+_all_finite = jax.jit(all_finite)
 
 
 def check_array(
@@ -273,7 +259,8 @@ def check_several(name: str, values: Any, of: str) -> tuple[Any, ...]:
 def check_integers(name: str, values: Any, *, at_least: int = 1) -> tuple[int, ...]:
     """Several integers, at least so large, as a tuple of int; whole floats do not pass."""
     several = check_several(name, values, "integers")
-    return tuple(check_integer(name, np.asarray(one)[()], at_least=at_least) for one in several)
+    known = (one if isinstance(one, int) else np.asarray(one)[()] for one in several)
+    return tuple(check_integer(name, one, at_least=at_least) for one in known)
 
 
 def check_floating(name: str, tree: Any) -> None:

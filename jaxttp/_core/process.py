@@ -164,16 +164,12 @@ def versions() -> dict[str, str]:
 
 
 def host_memory() -> dict[str, float]:
-    """GiB as "MemTotal", of this machine or of a control group of this process if that is less."""
+    """GiB as "MemTotal", of this machine, or of the container that it is, if that is less."""
     if not hasattr(os, "sysconf"):
         return {}
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
-    groups = Path("/proc/self/cgroup")
-    for line in groups.read_text().splitlines() if groups.exists() else ():
-        path = line.split(":", 2)[2].lstrip("/")
-        for root, name in (("", "memory.max"), ("memory", "memory.limit_in_bytes")):
-            folder = Path("/sys/fs/cgroup", root, path)
-            files = [one / name for one in (folder, *folder.parents)]
-            texts = [file.read_text().strip() for file in files if file.exists()]
-            limits += [int(text) for text in texts if text.isdigit()]
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):  # versions 2 and 1
+        file = Path("/sys/fs/cgroup", name)
+        text = file.read_text().strip() if file.exists() else ""
+        limits += [int(text)] if text.isdigit() else []
     return {"MemTotal": min(limits) / 2**30}

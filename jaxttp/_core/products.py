@@ -107,14 +107,9 @@ def _inner_programs(value: Any) -> list[Any]:
 
 def _any_equation(jaxpr: Any, condition: Callable[[Any], bool]) -> bool:
     """Whether a condition holds for an equation of a program, or of one within it."""
-    for equation in jaxpr.eqns:
-        if condition(equation):
-            return True
-        for value in equation.params.values():
-            inner = [getattr(one, "jaxpr", one) for one in _inner_programs(value)]
-            if any(_any_equation(one, condition) for one in inner):
-                return True
-    return False
+    return any(map(condition, jaxpr.eqns)) or any(
+        _any_equation(inner, condition) for inner in jex.core.subjaxprs(jaxpr)
+    )
 
 
 def _promises(equation: Any) -> bool:

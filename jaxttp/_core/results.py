@@ -99,11 +99,6 @@ def _short(value: Any) -> str:
     if isinstance(value, tuple | list) and not hasattr(value, "_fields"):
         text = ", ".join(map(_short, value)) if len(value) <= 8 else ""
         return text if 0 < len(text) <= 100 else f"{len(value)} entries"
-    if dataclasses.is_dataclass(value) and type(value).__name__.endswith("Settings"):
-        given = {one.name: getattr(value, one.name) for one in dataclasses.fields(value)
-                 if getattr(value, one.name) != one.default}  # fmt: skip
-        text = ", ".join(f"{name}={one!r}" for name, one in given.items()) or "as by default"
-        return text if len(text) <= 100 else text[:97] + "..."
     text = str(value).split("\n")[0]
     return text if len(text) <= 100 else text[:97] + "..."
 
@@ -141,15 +136,13 @@ def _in_words(self: Any) -> str:
 
 
 def _in_html(self: Any) -> str:
-    """For notebooks: a table where the result has rows, its fields or its words otherwise."""
+    """For notebooks: a table where the result has rows, its words otherwise."""
     if callable(getattr(self, "rows", None)):
         rows = self.rows()
         table = html_table(list(rows[0]), [list(row.values()) for row in rows[:ROWS]])
         more = f"<p>{len(rows) - ROWS} more rows</p>" if len(rows) > ROWS else ""
         return table + more
-    if _has_words(self):
-        return f"<pre>{html.escape(str(self))}</pre>"
-    return html_table([type(self).__name__, ""], list(_fields_in_words(self)))
+    return f"<pre>{html.escape(_in_words(self))}</pre>"
 
 
 def _plot(self: Any, **options: Any) -> "Figure":

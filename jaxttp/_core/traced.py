@@ -32,8 +32,14 @@ import numpy as np
 
 from jaxttp._core.checks import is_concrete
 from jaxttp._core.types import ApplyFn, noted, notes_of
-from jaxttp._core.xla_cpu.fusion import run_steps, shared_sums
-from jaxttp._core.xla_cpu.steps import ProgramStep, StraightLine, run_equation, straight_line
+from jaxttp._core.xla_cpu.steps import (
+    ProgramStep,
+    StraightLine,
+    run_equation,
+    run_steps,
+    shared_sums,
+    straight_line,
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -47,7 +53,7 @@ class Program:
         outputs: the slots of the leaves of what it returns.
         literals: numbers of the equations themselves, by slot.
         avals: shape and dtype of each slot.
-        shared: slots that CPUs are to compute once (`jaxttp._core.xla_cpu.fusion`).
+        shared: slots that CPUs are to compute once (`jaxttp._core.xla_cpu.steps`).
         structures: pytree structures of the parameters, the samples and the outputs.
     """
 
@@ -341,10 +347,6 @@ def _param_key(value: Any, within: tuple[Any, ...]) -> Hashable:
         return type(value), tuple(_param_key(one, within) for one in value)
     if isinstance(value, Mapping):
         return tuple((name, _param_key(one, within)) for name, one in value.items())
-    if str(getattr(value, "__module__", "")).startswith("jaxttp.") and hasattr(
-        value, "__wrapped__"
-    ):
-        return value.__wrapped__  # our own rule of batching, which reads nothing that changes
     is_callback = hasattr(value, "callback_func")
     if dataclasses.is_dataclass(value) and not isinstance(value, type) and not is_callback:
         fields = [getattr(value, field.name) for field in dataclasses.fields(value)]

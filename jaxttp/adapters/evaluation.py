@@ -17,8 +17,6 @@ _SWITCHES = {
     "is_training": False,
     "update_stats": False,
 }
-_KNOWN = ("BatchNorm", "Dropout")
-_RATES = ("rate", "p", "dropout_rate")
 _RANDOMNESS = ("rngs", "rng", "key")
 
 
@@ -150,22 +148,12 @@ def describe(module: Any) -> str | None:
         >>> describe(Dropout())
         'dropout (0.2) off'
     """
-    name = next(
-        (kind.__name__ for kind in type(module).__mro__ if kind.__name__ in _KNOWN),
-        type(module).__name__,
-    )
-    if name == "BatchNorm":
+    names = [kind.__name__ for kind in type(module).__mro__]
+    if "BatchNorm" in names:
         return "BatchNorm on running averages"
-    rate = next((value for key in _RATES if _is_rate(value := getattr(module, key, None))), None)
-    if name == "Dropout":
-        return f"dropout ({rate:g}) off" if rate else None
-    if rate and hasattr(module, "dropout_rate"):
-        return f"{name} without its dropout ({rate:g})"
-    set_here = vars(module)
-    found = [key for key in _SWITCHES if isinstance(set_here.get(key), bool)]
-    if not found or name.endswith("Attention"):
-        return None
-    return f"{name} with {found[0]}={set_here[found[0]]}"
+    rate = getattr(module, "rate", getattr(module, "p", None))  # Flax, Equinox
+    is_dropout = "Dropout" in names and isinstance(rate, int | float) and rate > 0
+    return f"dropout ({rate:g}) off" if is_dropout else None
 
 
 def counted(descriptions: Iterable[str | None]) -> tuple[str, ...]:
@@ -177,10 +165,6 @@ def counted(descriptions: Iterable[str | None]) -> tuple[str, ...]:
     """
     counts = collections.Counter(one for one in descriptions if one is not None)
     return tuple(f"{count} {text}" for text, count in counts.most_common())
-
-
-def _is_rate(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
 
 
 @functools.cache

@@ -3,7 +3,6 @@
 import functools
 import inspect
 import operator
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,12 +20,7 @@ from jaxttp.adapters.evaluation import (
     evaluation_class,
     switch_attributes,
 )
-
-_ADAPTERS = {
-    "from_nnx(module)": ("flax.nnx", "Module"),
-    "from_linen(module, variables)": ("flax.linen", "Module"),
-    "from_equinox(module)": ("equinox", "Module"),
-}
+from jaxttp.adapters.inputs import ADAPTERS, library_of
 
 
 def from_nnx(module: Any) -> Model:
@@ -61,7 +55,7 @@ def from_nnx(module: Any) -> Model:
     """
     from flax import linen, nnx, traverse_util
 
-    _check_kind("from_nnx(module)", module)
+    _check_kind("flax.nnx", module)
     network = nnx.view(
         nnx.clone(module), deterministic=True, use_running_average=True, raise_if_not_found=False
     )
@@ -127,7 +121,7 @@ def from_linen(module: Any, variables: Any) -> Model:
     """
     from flax import core, errors, linen
 
-    _check_kind("from_linen(module, variables)", module)
+    _check_kind("flax.linen", module)
     if not isinstance(variables, Mapping):
         raise TypeError(
             f"variables must be the dict of collections that module.init returns; got "
@@ -192,7 +186,7 @@ def from_equinox(module: Any, state: Any = None) -> Model:
         >>> params.layers[0].weight.shape
         (8, 3)
     """
-    _check_kind("from_equinox(module)", module)
+    _check_kind("equinox", module)
     if state is not None and not isinstance(state, eqx.nn.State):
         raise TypeError(f"state must be an equinox.nn.State; got {type(state).__name__}.")
     leaves = jax.tree.leaves(module, is_leaf=lambda node: isinstance(node, eqx.nn.StateIndex))
@@ -243,23 +237,18 @@ def _with_switch(network: Any) -> list[Any]:
     return [node for node in jax.tree.leaves(network, is_leaf=has) if has(node)]
 
 
-def _check_kind(adapter: str, module: Any) -> None:
-    """Raise `TypeError` unless `module` is an instance that `adapter` takes and can be called."""
+def _check_kind(library: str, module: Any) -> None:
+    """Raise `TypeError` unless `module` is an instance of this library and can be called."""
     kind = module if isinstance(module, type) else type(module)
-    found = None
-    for other, (library, base) in _ADAPTERS.items():
-        # An object of a library that was never imported does not exist.
-        if library in sys.modules and issubclass(kind, getattr(sys.modules[library], base)):
-            found = other
-    library, base = _ADAPTERS[found or adapter]
+    found = library_of(kind)
     if found is None:
         raise TypeError(
-            f"{adapter} takes an instance of {library}.{base}; got {kind.__name__}. A function of "
+            f"module must be an instance of {library}.Module; got {kind.__name__}. A function of "
             "(params, x) needs no adapter: give it and its parameters as they are."
         )
-    if isinstance(module, type):
-        raise TypeError(f"module is the class {kind.__name__}; give an instance of it to {found}.")
-    if found != adapter:
-        raise TypeError(f"module {kind.__name__} is an instance of {library}.{base}: use {found}.")
+    if found != library:
+        raise TypeError(f"module {kind.__name__} is of {found}: {ADAPTERS[found]}.")
+    if kind is module:
+        raise TypeError(f"module is the class {kind.__name__}; give an instance of it.")
     if not callable(module):
         raise TypeError(f"module {kind.__name__} has no __call__; give one that maps x to outputs.")

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from jaxttp._core.checks import is_concrete
+from jaxttp._core.checks import is_concrete, is_finite
 from jaxttp._core.types import ApplyFn, Params, count
 from jaxttp.adapters.outputs import FEW
 
@@ -60,7 +60,7 @@ def check_gradients(
     given = jax.tree.leaves((params, x, result))
     if not all(is_concrete(a) and getattr(a, "is_fully_addressable", True) for a in given):
         return
-    if all(map(_is_finite, jax.tree.leaves(result))):
+    if all(map(is_finite, jax.tree.leaves(result))):
         return
     params = jax.tree.map(jnp.asarray, params)
     mask: Any = eqx.is_inexact_array
@@ -100,16 +100,3 @@ def check_gradients(
         "no derivative at 0, where its value is finite. Add an epsilon inside, such as "
         "jnp.sqrt(jnp.sum(h**2, axis=-1) + 1e-12), or leave the sample out."
     )
-
-
-def _is_finite(leaf: Any) -> bool:
-    """Whether an array is finite; on a CPU by its sum, for which nothing is compiled."""
-    if isinstance(leaf, jax.Array) and [d.platform for d in leaf.devices()] != ["cpu"]:
-        return bool(_all_finite(leaf))
-    with np.errstate(all="ignore"):
-        return bool(np.isfinite(np.sum(np.asarray(leaf))))
-
-
-@jax.jit
-def _all_finite(leaf: Array) -> Array:
-    return jnp.all(jnp.isfinite(leaf))

@@ -11,7 +11,7 @@ from jaxtyping import Array
 from jaxttp._core.checks import check_leaves, is_concrete
 from jaxttp._core.types import count, shape_words
 
-_ADAPTERS = {
+ADAPTERS = {
     "flax.nnx": "apply_fn, params = jaxttp.from_nnx(module)",
     "flax.linen": "apply_fn, params = jaxttp.from_linen(module, variables)",
     "equinox": "apply_fn, params = jaxttp.from_equinox(module)",
@@ -117,9 +117,10 @@ def check_network(apply_fn: Any, params: Any, name: str = "apply_fn") -> None:
     Raises:
         TypeError: a module or tensors of PyTorch; nothing that can be called.
     """
-    if _comes_from(apply_fn, "torch") or _comes_from(getattr(apply_fn, "__self__", None), "torch"):
+    owner = getattr(apply_fn, "__self__", None)
+    if _comes_from(type(apply_fn), "torch") or _comes_from(type(owner), "torch"):
         raise TypeError(f"{name} is a module of PyTorch ({type(apply_fn).__name__}). {_TORCH}")
-    if any(_comes_from(leaf, "torch") for leaf in jax.tree.leaves(params)):
+    if any(_comes_from(type(leaf), "torch") for leaf in jax.tree.leaves(params)):
         raise TypeError(
             "params holds tensors of PyTorch, which JAX does not see; convert them: "
             "jax.tree.map(lambda t: jnp.asarray(t.detach().numpy()), params)."
@@ -146,7 +147,7 @@ def traced_outputs(apply_fn: Any, params: Any, x: Any, name: str = "apply_fn") -
 
     Raises:
         TypeError: see `check_network`; a module in place of its function.
-        ValueError: arguments the wrong way round, inputs of a dtype that the network does not take.
+        ValueError: arguments the wrong way round.
         Exception: what `apply_fn` itself raises.
 
     Example:
@@ -163,20 +164,13 @@ def traced_outputs(apply_fn: Any, params: Any, x: Any, name: str = "apply_fn") -
         # A function of its own: JAX keeps what it traced by the identity of the function.
         return jax.eval_shape(lambda *given: apply_fn(*given), params, x)
     except Exception as problem:
-        if (kind := _module_kind(apply_fn)) is not None:
+        if (kind := library_of(type(apply_fn))) is not None:
             raise TypeError(
                 f"{name} is a module ({type(apply_fn).__name__}), not a function of its parameters;"
-                f" {_ADAPTERS[kind]} makes it one."
+                f" {ADAPTERS[kind]} makes it one."
             ) from problem
         if is_swapped(apply_fn, params, x):
             raise ValueError(swapped_words(name)) from problem
-        wanted = _other_dtype(apply_fn, params, x)
-        if wanted is not None:
-            scale = " / 255 (images)" if x.dtype == jnp.uint8 else ""
-            raise ValueError(
-                f"{name} does not take x of {x.dtype}; give it {wanted}: x.astype({wanted!r})"
-                f"{scale}."
-            ) from problem
         raise
 
 
@@ -206,16 +200,6 @@ def swapped_words(name: str) -> str:
     )
 
 
-def _other_dtype(apply_fn: Any, params: Any, x: Any) -> str | None:
-    """The dtype of the parameters, if `x` in it works."""
-    for leaf in jax.tree.leaves(params) if hasattr(x, "dtype") else ():
-        dtype = jnp.result_type(leaf)
-        if jnp.issubdtype(dtype, jnp.floating) and dtype != x.dtype:
-            cast = jax.ShapeDtypeStruct(x.shape, dtype)
-            return None if _try(apply_fn, params, cast) is None else dtype.name
-    return None
-
-
 def _try(apply_fn: Any, *arguments: Any) -> Any:
     try:
         return jax.eval_shape(lambda *given: apply_fn(*given), *arguments)
@@ -223,13 +207,13 @@ def _try(apply_fn: Any, *arguments: Any) -> Any:
         return None
 
 
-def _module_kind(value: Any) -> str | None:
-    return next((kind for kind in _ADAPTERS if _comes_from(value, kind)), None)
+def library_of(kind: type) -> str | None:
+    """The library of Flax's and Equinox's that a class is of, or derives from."""
+    return next((library for library in ADAPTERS if _comes_from(kind, library)), None)
 
 
-def _comes_from(value: Any, package: str) -> bool:
-    """Whether an object's class, or one that it derives from, is of this package."""
-    names = (kind.__module__ for kind in type(value).__mro__)
+def _comes_from(kind: type, package: str) -> bool:
+    names = (base.__module__ for base in kind.__mro__)
     return any(f"{name}.".startswith(f"{package}.") for name in names)
 
 

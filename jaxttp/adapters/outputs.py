@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -18,7 +18,6 @@ from jaxttp.adapters.inputs import is_swapped, swapped_words, traced_outputs
 
 FEW = 8
 """Samples that tell whether outputs mix them."""
-_LEAST = 4 * FEW  # samples of which two batches are made
 
 TOKENS = (
     " For outputs over tokens (N, T, V) give jaxttp.flatten_tokens(apply_fn); one label a sequence "
@@ -146,27 +145,14 @@ def _traced(apply_fn: ApplyFn, params: Params, x: Any, name: str) -> jax.ShapeDt
     return outputs
 
 
-class Evaluated(NamedTuple):
-    """What a network gives.
-
-    Attributes:
-        outputs: for all samples (N, C).
-        alone: for the first sample in another batch, and in the first place of it, and for copies
-            of it in other places (K, C); None where all samples are the same, or of several
-            processes.
-    """
-
-    outputs: Array
-    alone: Array | None
-
-
 def check_per_sample(
     apply_fn: ApplyFn,
     params: Params,
     x: Any,
     name: str = "apply_fn",
     *,
-    evaluated: Evaluated | None = None,
+    evaluate: Callable[[Params, Any], Array] | None = None,
+    outputs: Array | None = None,
 ) -> None:
     """Raise `ValueError` unless outputs are (N, C) and each depends on its own sample alone.
 
@@ -185,8 +171,9 @@ def check_per_sample(
         params: its parameters.
         x: inputs (N, ...).
         name: what the messages call `apply_fn`.
-        evaluated: what `apply_fn` gives for `x` and for its first row among others, where that is
-            at hand (`InTwo`): then nothing more is computed.
+        evaluate: `apply_fn` as it is compiled for all of `x`; with `outputs`, k is N and nothing
+            more is compiled.
+        outputs: what `evaluate` gives for `x`.
 
     Raises:
         TypeError: see `output_shape`.
@@ -202,18 +189,19 @@ def check_per_sample(
         ValueError: apply_fn: an output depends on the other samples of its batch...
     """
     rows, _ = output_shape(apply_fn, params, x, name)
-    if rows < 2 or not all(map(_is_at_hand, jax.tree.leaves((params, x)))):
+    if rows < 2 or not all(map(_is_available, jax.tree.leaves((params, x)))):
         return
     with values_known():
-        if evaluated is None:
-            batch, copies, alike = _first_rows(x, min(rows, FEW))
-            if bool(alike):
-                return
+        batch, copies, are_alike = _first_rows(x, min(rows, FEW if evaluate is None else rows))
+        if bool(are_alike):
+            return
+        if evaluate is None:
             network = network_of(apply_fn).at(params, batch)
-            evaluated = Evaluated(*(_forward(network, params, few) for few in (batch, copies)))
-        if evaluated.alone is None or not is_concrete(evaluated.outputs):
-            return  # nothing to tell, or `apply_fn` itself closes over traced values
-        seen, alone = np.asarray(evaluated.outputs), np.asarray(evaluated.alone)
+            evaluate = functools.partial(_forward, network)
+        outputs = evaluate(params, batch) if outputs is None else outputs
+        if not is_concrete(outputs):
+            return  # `apply_fn` itself closes over traced values
+        seen, alone = np.asarray(outputs), np.asarray(evaluate(params, copies))
         mixed = _differ(seen[0], alone[0])
         placed = _differ(alone, np.broadcast_to(alone[:1], alone.shape))
         if not mixed and bool(np.all(seen == seen[:1])):
@@ -238,7 +226,7 @@ def check_per_sample(
 @functools.partial(jax.jit, static_argnums=1)
 def _first_rows(x: Any, size: int) -> tuple[Any, Any, Array]:
     """Some rows, as many copies of the first, and whether they are the same."""
-    batch = take(x, slice(size))
+    batch = x if size == count(x) else take(x, slice(size))
     copies = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[:1], leaf.shape), batch)
     same = jax.tree.map(lambda leaf, copy: jnp.all(leaf == copy), batch, copies)
     return batch, copies, functools.reduce(jnp.logical_and, jax.tree.leaves(same))
@@ -276,77 +264,5 @@ def _differ(batch: Any, copies: Any) -> bool:
     return False
 
 
-def _is_at_hand(leaf: Any) -> bool:
+def _is_available(leaf: Any) -> bool:
     return is_concrete(leaf) and getattr(leaf, "is_fully_addressable", True)
-
-
-class InTwo(NamedTuple):
-    """A compiled network that takes all samples in two batches, which share their first sample.
-
-    So whether outputs mix samples is seen on the way: the first sample has other companions in
-    either batch, and copies of it fill the second one up. One compiled program computes both.
-
-    Attributes:
-        program: ``(params, x) -> outputs``, compiled.
-
-    Example:
-        >>> network = InTwo(jax.jit(lambda params, x: x @ params))
-        >>> x = jnp.arange(40.0)[:, None]
-        >>> network(jnp.ones((1, 1)), x).shape, network.evaluate(jnp.ones((1, 1)), x).alone.shape
-        ((40, 1), (8, 1))
-    """
-
-    program: Callable[[Params, Any], Array]
-
-    def __call__(self, params: Params, x: Any) -> Array:
-        """The outputs (N, C) for samples (N, ...)."""
-        return self.at(x)(params)
-
-    def at(self, x: Any) -> Callable[[Params], Array]:
-        """``params -> outputs`` for samples that are cut once."""
-        n = count(x)
-        size = _size(x, n)
-        if size == n:
-            return lambda params: self.program(params, x)
-        first, second, _ = _cut(x, size)
-        return lambda p: _join(self.program(p, first), self.program(p, second), n)[0]
-
-    def evaluate(self, params: Params, x: Any) -> Evaluated:
-        """The same, with what tells whether outputs mix samples."""
-        n = count(x)
-        if not all(getattr(leaf, "is_fully_addressable", True) for leaf in jax.tree.leaves(x)):
-            return Evaluated(self.program(params, x), None)
-        size = _size(x, n)
-        first, second, are_alike = _cut(x, size)
-        one, two = self.program(params, first), self.program(params, second)
-        outputs, alone = (one, two) if size == n else _join(one, two, n)
-        return Evaluated(outputs, None if bool(are_alike) else alone)
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def _cut(x: Any, size: int) -> tuple[Any, Any, Array]:
-    """Two batches, the first sample at both ends of the second, and whether all are alike."""
-    n = count(x)
-
-    def second(leaf: Array) -> Array:
-        copies = jnp.broadcast_to(leaf[:1], (2 * size - n - 1, *leaf.shape[1:]))
-        return jnp.concatenate([leaf[:1], leaf[size:], copies])
-
-    same = [jnp.all(leaf == leaf[:1]) for leaf in jax.tree.leaves(x)]
-    return take(x, slice(size)), jax.tree.map(second, x), functools.reduce(jnp.logical_and, same)
-
-
-@functools.partial(jax.jit, static_argnums=2)
-def _join(one: Array, two: Array, n: int) -> tuple[Array, Array]:
-    """The outputs for all, and those for the first sample in the second batch."""
-    rest = n - len(one)
-    return jnp.concatenate([one, two[1 : 1 + rest]]), jnp.concatenate([two[:1], two[1 + rest :]])
-
-
-def _size(x: Any, n: int) -> int:
-    """Samples of a batch: half and some copies; all of few, of traced ones, of several devices'."""
-    leaves = jax.tree.leaves(x)
-    is_whole = n < _LEAST or not all(map(is_concrete, leaves))
-    if is_whole or any(len(getattr(leaf, "devices", set)()) > 1 for leaf in leaves):
-        return n
-    return -(-(n + FEW) // 2)

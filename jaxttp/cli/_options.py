@@ -28,7 +28,7 @@ class Option(NamedTuple):
         words: its help.
         default: what it is when it is not given.
         type: as typer reads it; when None that of the default.
-        parse: what makes a value of `jaxttp.pipeline.Settings` of it.
+        parse: makes the value that a pipeline takes of what typer read.
         flags: how a switch is written, where it has no opposite.
     """
 
@@ -42,12 +42,8 @@ class Option(NamedTuple):
     def annotation(self) -> Any:
         """Its type and its words, as typer reads them."""
         kind = type(self.default) if self.type is None else self.type
-        return Annotated[kind, option(self.panel, self.words, *self.flags)]
-
-
-def option(panel: str, words: str, *flags: str) -> Any:
-    """An option of a group of the help."""
-    return typer.Option(*flags, help=words, rich_help_panel=panel)
+        option = typer.Option(*self.flags, help=self.words, rich_help_panel=self.panel)
+        return Annotated[kind, option]
 
 
 # --- values out of words --------------------------------------------------------------------------
@@ -56,9 +52,9 @@ def option(panel: str, words: str, *flags: str) -> Any:
 def whole_numbers(name: str, text: str, example: str) -> tuple[int, ...]:
     """Whole numbers separated by commas."""
     numbers = parse_numbers(name, text, example)
-    if any(number % 1 != 0 for number in numbers):
+    if not all(isinstance(number, int) for number in numbers):
         raise ValueError(f"{name}={text!r} must be whole numbers.")
-    return tuple(int(number) for number in numbers)
+    return numbers
 
 
 def _classes(text: str | None) -> tuple[int, ...] | int | None:
@@ -89,13 +85,19 @@ def _number_or_word(kind: Callable[[str], Any]) -> Callable[[Any], Any]:
     return parse
 
 
-def _numbers(name: str) -> Callable[[str], tuple[float, ...]]:
-    return lambda text: parse_numbers(name, text, "0.3,0.1")
+def numbers(name: str, example: str = "0.3,0.1") -> Callable[[str | None], Any]:
+    """Numbers with commas between them; None stays."""
+    return lambda text: None if text is None else parse_numbers(name, text, example)
+
+
+def names(text: str | None) -> list[str] | None:
+    """Words with commas between them; None stays."""
+    return None if text is None else [name.strip() for name in text.split(",")]
 
 
 def _lists(name: str) -> Callable[[list[str] | None], tuple[float, ...]]:
     """Numbers with commas between them, or the option several times."""
-    return lambda texts: tuple(n for text in texts or () for n in _numbers(name)(text))
+    return lambda texts: tuple(n for text in texts or () for n in numbers(name)(text))
 
 
 def _text(path: Path | None) -> str | None:
@@ -155,7 +157,7 @@ GOALS = {
         "Goals",
         "Shares of the drop that count as done.",
         "0.01,0.1,0.4",
-        parse=_numbers("thresholds"),
+        parse=numbers("thresholds"),
     ),
     "target_loss": Option(
         "Goals", "Losses to get below, as 0.3,0.1.", type=SEVERAL, parse=_lists("target_loss")
@@ -176,19 +178,16 @@ FORECAST = {
         parse=_number_or_word(float),
     ),
     "total_samples": Option("Forecast", "Samples trained on (default: those drawn).", type=int),
-    "seconds": Option("Forecast", "Time a step on this device.", True),
-    "verify": Option(
-        "Forecast", "Also train for real, beside the forecast.", False, flags=("--verify",)
-    ),
-}
-DEVICES = {
     "mesh": Option(
         "Forecast",
         "Devices that share kernels' rows, or all.",
         type=str,
         parse=_number_or_word(int),
     ),
-    "distributed": Option("Forecast", "Join processes: auto, or HOST:PORT,COUNT,INDEX.", type=str),
+    "seconds": Option("Forecast", "Time a step on this device.", True),
+    "verify": Option(
+        "Forecast", "Also train for real, beside the forecast.", False, flags=("--verify",)
+    ),
 }
 OUTPUT = {
     "output": Option("Output", "Folder for the numbers (JSON) and the figures (PNG).", type=Path),
@@ -201,24 +200,26 @@ OUTPUT = {
         "Output", "Neither use nor keep compiled programs.", False, flags=("--no-cache",)
     ),
 }
-SHARED: Mapping[str, Option] = {**TASK, **TRAINING, **GOALS, **FORECAST, **DEVICES, **OUTPUT}
+SHARED: Mapping[str, Option] = {**TASK, **TRAINING, **GOALS, **FORECAST, **OUTPUT}
 
 
 @dataclasses.dataclass(frozen=True)
 class Given:
-    """The shared options as they were given to a command.
+    """The options as they were given to a command.
 
     Attributes:
         values: by name, as typer read them.
+        options: of the command, by name.
     """
 
     values: Mapping[str, Any]
+    options: Mapping[str, Option]
 
     def __getitem__(self, name: str) -> Any:
-        return self.values[name]
+        return self.options[name].parse(self.values[name])
 
     def settings(self, *, leave: Iterable[str] = ()) -> "Settings":
-        """What is asked for, as a `jaxttp.pipeline.Settings`; see `make`."""
+        """The options as a `jaxttp.pipeline.Settings`; see `make`."""
         from jaxttp.pipeline import Settings
 
         return self.make(Settings, leave=leave)
@@ -236,57 +237,47 @@ class Given:
         """
         fields = {field.name for field in dataclasses.fields(cast("Any", kind))}
         shared = (fields & set(self.values)) - {*leave, *own}
-        return kind(**{name: SHARED[name].parse(self.values[name]) for name in shared}, **own)
+        return kind(**{name: self[name] for name in shared}, **own)
 
     @property
     def shell(self) -> Shell:
         """How the command talks."""
         given = {name: self.values[name] for name in ("output", "as_json", "quiet", "verbose")}
-        return Shell(
-            **given,
-            cache=not self.values.get("no_cache", True),
-            distributed=self.values.get("distributed"),
-            mesh=lambda: SHARED["mesh"].parse(self.values["mesh"]),
-        )
+        return Shell(**given, cache=not self.values.get("no_cache", True))
 
 
 def takes(
-    *without: str | Iterable[str], **instead: Option
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the whole vocabulary, but for what it has no use for.
+    *without: str | Iterable[str], **own: Option
+) -> Callable[[Callable[[Given], None]], Callable[..., None]]:
+    """Give a command the whole vocabulary, but for what it has no use for, and options of its own.
 
-    The command is called with a `Given` of them, and with its own parameters by name. Typer sees
-    one signature, in the order of the groups of the help.
+    The command is called with a `Given`. Typer sees one signature, in the order of the groups of
+    the help.
 
     Args:
         without: options that it does not have, or groups of them.
-        instead: options with another default or another form.
+        own: options of this command, or shared ones with another default or another form.
     """
     groups = [{one} if isinstance(one, str) else set(one) for one in without]
     missing = set[str]().union(*groups)
-    options = {name: instead.get(name, one) for name, one in SHARED.items() if name not in missing}
+    options = {name: one for name, one in SHARED.items() if name not in missing} | own
 
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        kind = inspect.Parameter.KEYWORD_ONLY
-        shared = [
-            inspect.Parameter(name, kind, default=one.default, annotation=one.annotation())
-            for name, one in options.items()
-        ]
-        _, *own = inspect.signature(command, eval_str=True).parameters.values()
-
-        def panel(one: inspect.Parameter) -> int:
-            return PANELS.index(one.annotation.__metadata__[0].rich_help_panel)
-
-        signature = inspect.Signature(sorted((*shared, *own), key=panel))
+    def decorate(command: Callable[[Given], None]) -> Callable[..., None]:
+        parameters = [
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=one.default,
+                annotation=one.annotation(),
+            )
+            for name, one in sorted(options.items(), key=lambda item: PANELS.index(item[1].panel))
+        ]  # fmt: skip
 
         @functools.wraps(command)
         def run(**values: Any) -> None:
-            given = Given({name: values.pop(name) for name in options})
-            command(given, **values)
+            command(Given(values, options))
 
         del run.__wrapped__  # typer would read that signature
-        run.__annotations__ = {one.name: one.annotation for one in signature.parameters.values()}
-        setattr(run, "__signature__", signature)  # noqa: B010 - functions have none to type
+        run.__annotations__ = {one.name: one.annotation for one in parameters}
+        setattr(run, "__signature__", inspect.Signature(parameters))  # noqa: B010
         return run
 
     return decorate

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import json
-import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -62,9 +61,6 @@ class Shell:
         quiet: no progress, no table.
         verbose: progress in lines, on standard error; problems with their origin.
         cache: keep compiled programs for the next process, see `jaxttp._core.process`.
-        distributed: joins this process with others, of which process 0 alone tells and writes; see
-            `jaxttp.ntk.sharded.join_processes`.
-        mesh: reads what the command was given for its mesh.
     """
 
     output: Path | None = None
@@ -72,17 +68,6 @@ class Shell:
     quiet: bool = False
     verbose: bool = False
     cache: bool = True
-    distributed: str | None = None
-    mesh: Callable[[], Any] = lambda: None
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this is the only process, or process 0 of several."""
-        if self.distributed is None:
-            return True
-        import jax
-
-        return jax.process_index() == 0
 
     @contextlib.contextmanager
     def work(self) -> Iterator[Report]:
@@ -92,20 +77,14 @@ class Shell:
                 raise ValueError("quiet and verbose: choose one of them.")
             if self.output is not None and self.output.exists() and not self.output.is_dir():
                 raise ValueError(f"output={str(self.output)!r} is a file; give a folder.")
-            with contextlib.ExitStack() as stack:
-                if self.distributed is not None:
-                    from jaxttp.ntk.sharded import join_processes
-
-                    stack.enter_context(_only_results_on_standard_output())
-                    join_processes(self.distributed, self.mesh())
-                programs = keep_compiled(self.cache)
-                if self.verbose:
-                    print(f"compiled programs: {programs}", file=sys.stderr)
-                    yield print_progress()
-                else:
-                    silent = self.quiet or not self.is_first
-                    yield stack.enter_context(_progress_bar(silent=silent))
-        except (ValueError, ImportError) as problem:
+            programs = keep_compiled(self.cache)
+            if self.verbose:
+                print(f"compiled programs: {programs}", file=sys.stderr)
+                yield print_progress()
+            else:
+                with _progress_bar(silent=self.quiet) as report:
+                    yield report
+        except (ValueError, ImportError, FileNotFoundError) as problem:
             if self.verbose:
                 import traceback
 
@@ -135,7 +114,7 @@ class Shell:
         """
         with whole():
             written = []
-            if self.output is not None and self.is_first:
+            if self.output is not None:
                 try:
                     if name is not None:
                         written.append(self.output / f"{name}.json")
@@ -145,9 +124,9 @@ class Shell:
                         write(written[-1])
                 except OSError as refusal:
                     fail(f"output={str(self.output)!r} cannot be written: {refusal}")
-            if self.is_first and self.as_json:
+            if self.as_json:
                 print(_json(values))
-            elif self.is_first and problem is None and not self.quiet:
+            elif problem is None and not self.quiet:
                 show(Console(highlight=False))
                 if written:
                     print("written: " + ", ".join(map(str, written)))
@@ -167,14 +146,15 @@ def figure(draw: Callable[[], Any]) -> Callable[[Path], None]:
     return write
 
 
-def parse_numbers(name: str, text: str, example: str) -> tuple[float, ...]:
-    """Numbers separated by commas."""
+def parse_numbers(name: str, text: str, example: str) -> tuple[Any, ...]:
+    """Numbers separated by commas; whole ones as integers."""
     try:
-        return tuple(float(part) for part in text.split(","))
+        numbers = [float(part) for part in text.split(",")]
     except ValueError:
         raise ValueError(
             f"{name}={text!r} must be numbers separated by commas, such as {example}."
         ) from None
+    return tuple(int(number) if number.is_integer() else number for number in numbers)
 
 
 def say(console: Console, *lines: str | None) -> None:
@@ -209,19 +189,6 @@ def _progress_bar(*, silent: bool) -> Iterator[Report]:
 
         report("loading", 0, 1)
         yield report
-
-
-@contextlib.contextmanager
-def _only_results_on_standard_output() -> Iterator[None]:
-    """What libraries print from C++ goes to standard error: Gloo says who is connected."""
-    sys.stdout.flush()
-    kept = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 1)
-        os.close(kept)
 
 
 def write_json(path: Path, values: Any) -> None:

@@ -1,95 +1,69 @@
 """`jaxttp compare`: which network to train, all weights or some, and why."""
 
 import math
-from typing import Annotated, Any
+from typing import Any
 
 from rich.console import Console
 
-from jaxttp.cli._options import DEVICES, GOALS, SEVERAL, TASK, Given, Option, option, takes
+from jaxttp.cli._options import SEVERAL, TASK, Given, Option, names, takes
 from jaxttp.cli._shell import figure, say
-from jaxttp.cli._tables import print_race, print_task, seconds_text, table
+from jaxttp.cli._tables import deliver_race, print_task, seconds_text, table
 
 
 @takes(
     ("trainable", "optimizer", "nesterov", "weight_decay", "schedule", "warmup"),
-    ("total_samples", "budget", "verify"),
-    DEVICES,
+    ("total_samples", "budget", "verify", "mesh", "thresholds"),
     model=Option("Task", f"Again for more: {TASK['model'].words}", type=SEVERAL),
     weights=Option(
         "Task", "safetensors, or random; one a model, or several for one.", type=SEVERAL
     ),
     learning_rate=Option("Training", "Of all of them (default: the best for each).", type=float),
-    thresholds=Option(
-        "Goals", "For --rule (default: 0.1 and 0.5 of the largest first loss).", type=str
+    train=Option(
+        "Task",
+        "Of all, head, last (head and last block), bias, lora, and others such as "
+        "lora:r=8:alpha=16 (default: the first four, or all of several networks).",
+        type=str,
+        parse=names,
     ),
-)
-def compare(
-    given: Given,
-    *,
-    train: Annotated[
-        str | None,
-        option(
-            "Task",
-            "Of all, head, last (head and last block), bias, lora, and others such as "
-            "lora:r=8:alpha=16 (default: the first four, or all of several networks).",
-        ),
-    ] = None,
-    rule: Annotated[
-        str, option("Goals", "absolute (the same loss for all), relative, gap or plateau.")
-    ] = "absolute",
-    race: Annotated[
-        bool, option("Training", "Train all in heats, at many rates, in place of forecasts.")
-    ] = False,
-) -> None:
+    race=Option(
+        "Training", "Train all in heats, at many rates, in place of forecasts.", False,
+        flags=("--race",),
+    ),
+)  # fmt: skip
+def compare(given: Given) -> None:
     """Forecast several networks or choices of what to train, ranked, with the kernel's reasons."""
-    from jaxttp._core.checks import check_used
     from jaxttp.pipeline import compare_task, pair_networks, race_starts_task
 
-    shell, rate, goals = given.shell, given["learning_rate"], given["thresholds"]
+    shell, rate = given.shell, given["learning_rate"]
     with shell.work() as report:
         starts: dict[str, Any] = {
-            "settings": given.settings(leave=("model", "weights", "learning_rate", "thresholds")),
-            "names": None if train is None else [name.strip() for name in train.split(",")],
+            "settings": given.settings(leave=("model", "weights", "learning_rate")),
+            "names": given["train"],
             "networks": pair_networks(given["model"] or (), given["weights"] or ()),
             "progress": report,
         }
-        if race:
-            why = "a race is to one loss, or to the lowest: name it by --target-loss"
-            check_used("thresholds", goals, False, why)
-            check_used("rule", None if rule == "absolute" else rule, False, why)
+        if given["race"]:
             rates: dict[str, Any] = {} if rate is None else {"learning_rates": (rate,)}
-            task, raced = race_starts_task(**starts, **rates)
-            found: Any = raced
+            result: Any = race_starts_task(**starts, **rates)
         else:
-            task, found = compare_task(
-                **starts,
-                learning_rate=rate,
-                thresholds=None if goals is None else GOALS["thresholds"].parse(goals),
-                rule=rule,
-                time_steps=given["seconds"],
-            )
-    plain = {"task": task.description, "note": task.note}
-    files = figure(lambda: found.plot(title=task.description))
-    if race:
-        shell.deliver(
-            "race",
-            plain | found.to_json(),
-            lambda to: _print_raced(to, task, found),
-            {"race.png": files},
-            problem=None if found.ranking() else f"{found.advice}.",
-        )
+            result = compare_task(**starts, learning_rate=rate, time_steps=given["seconds"])
+    if given["race"]:
+        deliver_race(shell, *result)
         return
-    plain |= {
-        "rule": found.rule,
-        "metric": found.metric,
-        "thresholds": list(found.thresholds),
-        "targets": [target.words() for target in found.targets],
-        "trainings": found.trainings,
+    task, found = result
+    swept = found.sweep
+    plain = {
+        "task": task.description,
+        "note": task.note,
+        "rule": swept.rule.kind,
+        "metric": swept.rule.metric,
+        "thresholds": list(swept.thresholds),
+        "targets": [target.words() for target in swept.targets],
+        "trainings": swept.trainings,
         "rows": [_finite(row) for row in found.rows()],
     }
-    shell.deliver(
-        "comparison", plain, lambda to: _print(to, task, found), {"comparison.png": files}
-    )
+    files = {"comparison.png": figure(lambda: found.plot(title=task.description))}
+    shell.deliver("comparison", plain, lambda to: _print(to, task, found), files)
 
 
 def _finite(row: dict[str, Any]) -> dict[str, Any]:
@@ -99,11 +73,6 @@ def _finite(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _print_raced(console: Console, task: Any, found: Any) -> None:
-    print_task(console, task)
-    print_race(console, found)
-
-
 def _print(console: Console, task: Any, found: Any) -> None:
     import numpy as np
 
@@ -111,27 +80,29 @@ def _print(console: Console, task: Any, found: Any) -> None:
 
     print_task(console, task)
     # Targets, where there are any, say all; else the hardest goal that anybody reaches is timed.
-    steps, spent = found.steps, found.seconds()
-    goals = [f"{found.metric} {goal:.3g}" for goal in found.thresholds]
-    reached = [k for k in range(len(goals)) if np.any(steps[:, k] >= 0)]
-    column = min(reached, key=lambda k: found.thresholds[k], default=0)
-    if found.targets:
-        steps, spent, column = found.target_steps, found.target_seconds(), 0
-        goals = [f"{target.metric} {target.value:.3g}" for target in found.targets]
+    swept, column = found.sweep, 0
+    steps, goals = swept.target_steps, list(swept.targets)
+    if not goals:
+        steps, goals = swept.steps, list(swept.thresholds)
+        reached = [k for k in range(len(goals)) if np.any(steps[:, k] >= 0)]
+        column = min(reached, key=lambda k: goals[k], default=0)
+    spent = None if swept.step_seconds is None else swept.cost(goals[column])
+    goals = [swept.goal(goal) for goal in goals]
     titles = [f"steps to {goal}" for goal in goals]
     times = table("train", *titles, f"seconds to {goals[column]}", "rate", "final loss")
     why = table("why", "speed", "aligned", "condition number", "rank")
     outputs = output_shape(task.model.apply_fn, task.model.params, task.x)
     rounding = np.prod(outputs) * np.finfo(np.float32).eps
     for i, name in enumerate(found.names):
-        seconds, reason = spent[i, column], found.explanations[i]
+        seconds = None if spent is None or np.isinf(spent[i]) else spent[i]
+        reason = found.explanations[i]
         sign = "≥ " if reason.condition_number * rounding > 0.5 else ""
         times.add_row(
             name,
             *(str(step) if step >= 0 else "-" for step in steps[i]),
-            seconds_text(seconds if np.isfinite(seconds) else None),
-            f"{found.settings[i].learning_rate:.3g}",
-            f"{found.final_loss[i]:.3g}",
+            seconds_text(seconds),
+            f"{swept.settings[i].learning_rate:.3g}",
+            f"{swept.final_loss[i]:.3g}",
         )
         why.add_row(
             name,
@@ -142,12 +113,10 @@ def _print(console: Console, task: Any, found: Any) -> None:
         )
     console.print(times)
     console.print(why)
-    trust = zip(found.names, found.trust, strict=False)
     say(
         console,
-        *(f"trust, {name}: {words}" for name, words in trust if words is not None),
-        *found.gaps(),
-        found.price and found.price.replace("jaxttp.race_starts", "a race (--race)"),
+        *(f"trust, {found.names[i]}: {words}" for i, words in swept.trust.items() if words),
+        found.price,
         "speed: share of the fastest descent that the labels get; aligned: share of their gradient "
         "along the 10 leading eigenvectors",
         f"condition number: eigenvalues below {rounding:.1g} of the largest are rounding and are "

@@ -1,13 +1,14 @@
 """`jaxttp conditioning`: how well conditioned the Gauss-Newton matrix is."""
 
 import math
-from typing import Annotated, Any
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from jaxttp.cli._options import FORECAST, GOALS, TRAINING, Given, option, takes
-from jaxttp.cli._shell import figure, parse_numbers, say
+from jaxttp._core.checks import check_used
+from jaxttp.cli._options import FORECAST, GOALS, TRAINING, Given, Option, numbers, takes
+from jaxttp.cli._shell import figure, say
 from jaxttp.cli._tables import table
 
 
@@ -16,80 +17,44 @@ from jaxttp.cli._tables import table
     ("split", "folder", "samples_per_class", "classes", "loss"),
     TRAINING,
     GOALS,
-    FORECAST,
-)
-def conditioning(
-    given: Given,
-    *,
-    network: Annotated[
-        str, option("Task", "linear, leaky_relu, mlp, or resnet (pre-trained; digits only).")
-    ] = "linear",
-    samples: Annotated[
-        int | None, option("Task", "Default: all (linear) or 50 (the others).")
-    ] = None,
-    depth: Annotated[int, option("Task", "Weight matrices of linear and mlp.")] = 3,
-    width: Annotated[int, option("Task", "Hidden units.")] = 100,
-    skip: Annotated[float, option("Task", "Weight of the skips of linear.")] = 0.0,
-    alpha: Annotated[float, option("Task", "Negative slope of leaky_relu.")] = 0.01,
-    whiten: Annotated[bool, option("Task", "Centre and whiten the inputs.")] = True,
-    batch_norm: Annotated[
-        bool, option("Task", "Frozen batch norm in linear.", "--batch-norm")
-    ] = False,
-    accuracy: Annotated[float, option("Goals", "Of the steps that gradient descent needs.")] = 0.01,
-    sweep: Annotated[
-        str | None, option("Forecast", "Also vary depth, width, skip or alpha.")
-    ] = None,
-    values: Annotated[
-        str | None, option("Forecast", "What the swept parameter takes, as 1,2,4.")
-    ] = None,
-    seeds: Annotated[
-        int | None, option("Forecast", "Draws of the weights at every value (default: 3).")
-    ] = None,
-) -> None:
+    set(FORECAST) - {"mesh"},
+    network=Option("Task", "linear, leaky_relu or mlp.", "linear"),
+    samples=Option("Task", "Default: all (linear) or 50 (the others).", type=int),
+    depth=Option("Task", "Weight matrices of linear and mlp.", 3),
+    width=Option("Task", "Hidden units.", 100),
+    skip=Option("Task", "Weight of the skips of linear.", 0.0),
+    alpha=Option("Task", "Negative slope of leaky_relu.", 0.01),
+    whiten=Option("Task", "Center and whiten the inputs.", True),
+    batch_norm=Option("Task", "Frozen batch norm in linear.", False, flags=("--batch-norm",)),
+    accuracy=Option("Goals", "Of the steps that gradient descent needs.", 0.01),
+    sweep=Option("Forecast", "Also vary depth, width, skip or alpha.", type=str),
+    values=Option("Forecast", "What the swept parameter takes, as 1,2,4.", type=str,
+                  parse=numbers("values", "1,2,4")),
+    seeds=Option("Forecast", "Draws of the weights at every value (default: 3).", type=int),
+)  # fmt: skip
+def conditioning(given: Given) -> None:
     """Condition number of the Gauss-Newton matrix, its bounds and its rank."""
     from jaxttp.pipeline import ConditionSettings, condition, condition_sweep, sweep_to_json
-    from jaxttp.pipeline.conditioning import refuse_unused
 
-    shell = given.shell
+    shell, sweep, network = given.shell, given["sweep"], given["network"]
     with shell.work() as report:
-        if values is not None and sweep is None:
-            raise ValueError("values: say with --sweep which parameter takes them.")
-        if seeds is not None and sweep is None:
-            raise ValueError(f"seeds={seeds} are those of --sweep; say which parameter it varies.")
+        for name in ("values", "seeds"):
+            why = "it is for --sweep, a parameter to vary"
+            check_used(name, given[name], sweep is not None, why)
         if sweep == "alpha" and network == "linear":
             network = "leaky_relu"  # the only network that has a slope
-        settings = given.make(
-            ConditionSettings,
-            network=network,
-            samples=samples,
-            depth=depth,
-            width=width,
-            skip=skip,
-            alpha=alpha,
-            whiten=whiten,
-            batch_norm=batch_norm,
-            accuracy=accuracy,
-        )
-        refuse_unused(settings, sweep)
-        taken = None if values is None or sweep is None else _parse(sweep, values)
+        settings = given.make(ConditionSettings, network=network)
         report("condition number", 0, 1)
         result, swept = condition(settings), None
         if sweep is not None:
             report(f"sweep over {sweep}", 0, 1)
-            swept = condition_sweep(settings, sweep, taken, seeds=3 if seeds is None else seeds)
-    plain = result.to_json() | {"sweep": None if swept is None else sweep_to_json(swept)}
+            swept = condition_sweep(settings, sweep, given["values"], seeds=given["seeds"] or 3)
+    plain = result.to_json() | {"sweep": swept and sweep_to_json(swept)}
     files = {"conditioning.png": figure(result.plot)}
     if swept is not None:
         title = f"over {swept.parameter}: {result.description}"
         files["conditioning_sweep.png"] = figure(lambda: swept.plot(title=title))
     shell.deliver("conditioning", plain, lambda to: _print(to, result, swept), files)
-
-
-def _parse(parameter: str, text: str) -> tuple:
-    numbers = parse_numbers("values", text, "1,2,4")
-    if parameter in ("depth", "width") and all(number == int(number) for number in numbers):
-        return tuple(int(number) for number in numbers)
-    return numbers
 
 
 def _print(console: Console, result: Any, swept: Any) -> None:

@@ -30,9 +30,6 @@ def report(given: Given) -> None:
     def show(console: Console) -> None:
         print_task(console, result.forecast.task)
         say(console, str(result.forecast.prediction))
-        for one in result.forecast.targets:
-            when = f"step {one.steps}" if one.steps >= 0 else "not reached"
-            console.print(f"  {one.words:<26} {when:>12}")
 
     prediction = result.forecast.prediction
     problem = f"{prediction.message}; choose a smaller learning rate."
@@ -45,7 +42,7 @@ def report(given: Given) -> None:
     )
 
 
-@takes(TRAINING, GOALS, FORECAST)
+@takes(TRAINING, GOALS, set(FORECAST) - {"mesh"})
 def spectrum(given: Given) -> None:
     """Eigenvalues of the kernel before training, and how much is learned along which."""
     from jaxttp.pipeline import task_spectrum

@@ -1,23 +1,22 @@
 """How well conditioned is the Gauss-Newton matrix of a network?
 
-What the figures of the paper (GNC) are computed by; names without a module are of this package,
-`jaxttp.pipeline` composes them with training:
+What the figures of the paper (GNC) are computed by; a `Tracker` is a callback of `jaxttp.train`:
 
 ========== =============================================== =========================================
 figures    what they show                                  computed by
 ========== =============================================== =========================================
-1, 13-17   loss and kappa of pruned networks               `pipeline.tracked_run` of `apply_masks`
+1, 13-17   loss and kappa of pruned networks               `Tracker` of `apply_masks`
 2, 5       kappa and bound by depth, width, skip           `sweep("depth", ...)`, `linear_point`
 3          convex against maximum bound                    `sweep(...)`: `.bound`, `.maximum`
 4          (a drawing)
 6, 23      one hidden leaky-ReLU layer, by width and slope `sweep("width" or "alpha", data=...)`
 7          batch normalisation                             `sweep("width", batch_norm=True)`
-8          linear CNNs by filters and kernel size          `convolution_point`
+8          linear CNNs by filters and kernel size          `gauss_newton_convolution`
 9          spectrum, kappa at neighbouring ranks           `condition_number`, `rank_sensitivity`
-10         loss, kappa and bounds along training           `pipeline.tracked_run`
+10         loss, kappa and bounds along training           `Tracker`
 11         kappa and sigma_min of the partial products     `layer_spectra`
 12         the terms of Lemma 2 and their weights          `linear_point`: `.terms`, `.weights`
-18         loss and kappa by width, a ReLU network         `pipeline.tracked_run`
+18         loss and kappa by width, a ReLU network         `Tracker`
 19         with and without whitening                      `sweep("depth", covariance=...)`
 20-22      residual networks by depth and skip             `sweep("depth", skip=...)`
 ========== =============================================== =========================================
@@ -52,19 +51,15 @@ from jaxttp.conditioning.linear import gauss_newton_linear_operator as gauss_new
 from jaxttp.conditioning.linear import generic_rank as generic_rank
 from jaxttp.conditioning.matrices import curvature_matrix as curvature_matrix
 from jaxttp.conditioning.matrices import curvature_operator as curvature_operator
-from jaxttp.conditioning.matrices import layer_terms as layer_terms
 from jaxttp.conditioning.pruning import apply_masks as apply_masks
 from jaxttp.conditioning.pruning import keep_pruned as keep_pruned
 from jaxttp.conditioning.pruning import magnitude_masks as magnitude_masks
 from jaxttp.conditioning.sweeps import ConditionSweep as ConditionSweep
 from jaxttp.conditioning.sweeps import LayerSpectra as LayerSpectra
-from jaxttp.conditioning.sweeps import LeakyPoint as LeakyPoint
 from jaxttp.conditioning.sweeps import LinearPoint as LinearPoint
 from jaxttp.conditioning.sweeps import RankSensitivity as RankSensitivity
-from jaxttp.conditioning.sweeps import convolution_point as convolution_point
 from jaxttp.conditioning.sweeps import gaussian_weights as gaussian_weights
 from jaxttp.conditioning.sweeps import layer_spectra as layer_spectra
-from jaxttp.conditioning.sweeps import leaky_point as leaky_point
 from jaxttp.conditioning.sweeps import linear_point as linear_point
 from jaxttp.conditioning.sweeps import rank_sensitivity as rank_sensitivity
 from jaxttp.conditioning.sweeps import sweep as sweep

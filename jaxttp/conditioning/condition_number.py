@@ -21,7 +21,7 @@ from jaxttp._core.arrays import as_double, check_symmetric, double, precision_of
 from jaxttp._core.checks import check_integer, check_number, is_concrete
 from jaxttp._core.results import RESULT, describe
 from jaxttp._core.xla_cpu.threads import decompose, limited
-from jaxttp.conditioning._structured import structured_extremes
+from jaxttp.conditioning._structured import Extremes, structured_extremes
 from jaxttp.conditioning.bounds import ratio
 from jaxttp.conditioning.linear import LinearGaussNewton
 from jaxttp.ntk.kernels import Factored
@@ -62,8 +62,6 @@ class ConditionNumber(eqx.Module):
             tell copies of an eigenvalue apart, unless the rank was given.
         tolerance: below this an eigenvalue is zero.
         gap: smallest over the next eigenvalue; +inf at full rank; nan where not all are known.
-        gap_rank: the rank that the largest gap of the logarithmic spectrum suggests; None where
-            not all are known. Where it differs from `rank` below full rank, doubt the rank.
         rank_below: the condition number if one eigenvalue less counted, at rank - 1; nan at rank 1
             or less, or where it is not known.
         rank_above: the condition number if one more counted, at rank + 1; +inf if that eigenvalue
@@ -82,7 +80,6 @@ class ConditionNumber(eqx.Module):
     rank: Int[Array, "..."] | None
     tolerance: Float[Array, "..."]
     gap: Float[Array, "..."]
-    gap_rank: Int[Array, "..."] | None
     rank_below: Float[Array, "..."]
     rank_above: Float[Array, "..."]
     error: Float[Array, "..."]
@@ -95,14 +92,6 @@ class ConditionNumber(eqx.Module):
     def is_lower_bound(self) -> bool:
         """Whether the condition number may be larger than `value`."""
         return self.kind == "lower bound"
-
-    def at_rank(self, rank: int) -> Array:
-        """The condition number if `rank` eigenvalues counted as non-zero (paper, Figure 9)."""
-        if self.eigenvalues is None:
-            raise ValueError(f"a {self.kind!r} result knows no other eigenvalues.")
-        check_integer("rank", rank, at_least=1, at_most=self.eigenvalues.shape[-1])
-        with double():
-            return ratio(self.largest, self.eigenvalues[..., rank - 1])
 
     def __str__(self) -> str:
         sign = "at least " if self.is_lower_bound else ""
@@ -136,12 +125,13 @@ def condition_number(
     A large matrix of full rank (beyond 3000 rows) is factorised, and a Lanczos process on its
     inverse finds the smallest eigenvalues ("iterative"); `spectrum=True` insists on all of them.
 
-    A `LinearGaussNewton` of any size is solved through its structure: its rank is that of the
-    factors, and a preconditioned iteration (LOBPCG) finds both ends. Any other operator beyond 1024
-    rows gets a Lanczos process of 256 steps. Where it meets all distinct eigenvalues (a multiple of
-    the identity, a low rank) its answer is exact ("iterative"), else a lower bound that says so;
-    its `rank` is then None, or the one that is given. A single eigenvalue below
-    10 n eps lambda_max may escape it.
+    A `LinearGaussNewton` of any size whose layers are as wide as its outputs is solved through its
+    structure: its rank is that of the factors, and a preconditioned iteration (LOBPCG) finds both
+    ends; a narrower one is made dense up to 3000 rows. Any other operator beyond 1024 rows gets a
+    Lanczos process of 256 steps. Where it meets
+    all distinct eigenvalues (a multiple of the identity, a low rank) its answer is exact
+    ("iterative"), else a lower bound that says so; its `rank` is then None, or the one that is
+    given. A single eigenvalue below 10 n eps lambda_max may escape it.
 
     Args:
         matrix_or_operator: (n, n), a kernel (N, C, N, C), or a symmetric `lineax` operator.
@@ -261,11 +251,6 @@ def _of_spectrum(
     smallest = jnp.where(counted > 0, at(counted - 1), 0.0)
     beyond = at(counted)
     gap = jnp.where(beyond > 0, smallest / jnp.where(beyond > 0, beyond, 1.0), jnp.inf)
-    # Eigenvalues below eps lambda_max are rounding noise. The gaps between them say nothing about
-    # the rank, so all of them are raised to one floor before the largest gap is looked for.
-    floor = jnp.where(largest > 0, precision * largest, 1.0)
-    logs = jnp.log(jnp.maximum(values, floor))
-    gap_rank = jnp.where(largest > 0, jnp.argmax(logs - jnp.append(logs[1:], logs[-1])) + 1, 0)
     return ConditionNumber(
         value=ratio(largest, smallest),
         largest=largest,
@@ -273,7 +258,6 @@ def _of_spectrum(
         rank=counted,
         tolerance=tolerance,
         gap=jnp.where(counted < n, gap, jnp.inf),
-        gap_rank=gap_rank,
         rank_below=jnp.where(counted > 1, ratio(largest, at(counted - 2)), jnp.nan),
         rank_above=jnp.where(counted < n, ratio(largest, beyond), jnp.nan),
         error=jnp.zeros_like(largest),
@@ -293,24 +277,26 @@ def _of_operator(operator: Any, rank: Any, rtol: float | None) -> ConditionNumbe
             "matrix_or_operator must be square and symmetric; tag it with lineax.symmetric_tag."
         )
     with double():
-        if n <= EFFORT.dense:
-            matrix = jnp.asarray(operator.as_matrix())
-            precision = float(jnp.finfo(matrix.dtype).eps)
-            matrix = matrix.astype(jnp.float64)
-            _check_products(operator, matrix)
-            return _of_spectrum(
-                decompose(jnp.linalg.eigvalsh, 0.5 * (matrix + matrix.T)), rank, rtol, precision
-            )
         if rank is not None and is_concrete(rank):
             _at_most(n, rank)
+        dense = EFFORT.dense
         known = all(is_concrete(leaf) for leaf in jax.tree.leaves((operator, rank)))
-        if isinstance(operator, LinearGaussNewton) and known and rtol is None:
-            return _of_structure(operator, rank)
-        return _of_products(operator, n, rank, rtol)
+        if isinstance(operator, LinearGaussNewton) and known and rtol is None and n > dense:
+            found = structured_extremes(operator)
+            if found is not None:
+                return _of_structure(found, rank)
+            dense = EFFORT.large  # a layer narrower than the outputs
+        if n > dense:
+            return _of_products(operator, n, rank, rtol)
+        matrix = jnp.asarray(operator.as_matrix())
+        precision = float(jnp.finfo(matrix.dtype).eps)
+        matrix = matrix.astype(jnp.float64)
+        _check_products(operator, matrix)
+        values = decompose(jnp.linalg.eigvalsh, 0.5 * (matrix + matrix.T))
+        return _of_spectrum(values, rank, rtol, precision)
 
 
-def _of_structure(operator: LinearGaussNewton, rank: Any) -> ConditionNumber:
-    found = structured_extremes(operator)
+def _of_structure(found: Extremes, rank: Any) -> ConditionNumber:
     if rank not in (None, found.rank):
         raise ValueError(
             f"rank={rank} contradicts the factors, whose rank is {found.rank}; leave it None, or "
@@ -337,7 +323,6 @@ def _partial(
         rank=None if rank is None else jnp.asarray(rank, jnp.int64),
         tolerance=jnp.full_like(largest, tolerance),
         gap=unknown,
-        gap_rank=None,
         rank_below=unknown,
         rank_above=unknown,
         error=jnp.asarray(error, jnp.float64),

@@ -19,7 +19,7 @@ from jaxtyping import Array, Float
 
 from jaxttp._core.arrays import Covariance, as_double, check_covariance, double
 from jaxttp._core.checks import check_integer, check_integers, check_number, is_concrete
-from jaxttp.ntk.operator import register_symmetric
+from jaxttp.ntk.kernels import register_symmetric
 
 
 def matmul(a: Array, b: Array) -> Array:
@@ -177,8 +177,15 @@ class LinearGaussNewton(lx.AbstractLinearOperator):
                 )
             root = self.covariance.root
             v = vector.astype(jnp.float64).reshape(k, d)
-            out = chain_product(self.weights[:-1], self.lefts, root, root, v)
-            return out.reshape(vector.shape)
+            # Horner's scheme through the layers.
+            states = [v if root is None else matmul(v, root)]
+            for weight in self.weights[:-1]:
+                states.append(matmul(states[-1], weight.T))
+            total = matmul(self.lefts[-1], states[-1])
+            for index in range(len(states) - 2, -1, -1):
+                below = matmul(total, self.weights[index])
+                total = matmul(self.lefts[index], states[index]) + below
+            return (total if root is None else matmul(total, root)).reshape(vector.shape)
 
     def as_matrix(self) -> Array:
         """The dense (k d, k d) matrix."""
@@ -204,19 +211,6 @@ class LinearGaussNewton(lx.AbstractLinearOperator):
     def out_structure(self) -> jax.ShapeDtypeStruct:
         """A flat float64 vector (k d,)."""
         return self.in_structure()
-
-
-def chain_product(
-    hidden: list[Array], lefts: list[Array], enter: Array | None, leave: Array | None, v: Array
-) -> Array:
-    """sum_l A_l (v enter) B_l leave for v (..., k, d), by Horner's scheme through the layers."""
-    states = [v if enter is None else matmul(v, enter)]
-    for weight in hidden:
-        states.append(matmul(states[-1], weight.T))
-    total = matmul(lefts[-1], states[-1])
-    for index in range(len(hidden) - 1, -1, -1):
-        total = matmul(lefts[index], states[index]) + matmul(total, hidden[index])
-    return total if leave is None else matmul(total, leave)
 
 
 register_symmetric(LinearGaussNewton)

@@ -25,13 +25,12 @@ from jaxtyping import Array, Float
 from jaxttp._core.arrays import double
 from jaxttp._core.checks import check_array, check_choice, check_finite, check_integer, check_used
 from jaxttp._core.products import with_forward_mode
-from jaxttp._core.types import ApplyFn, Params, count, take
+from jaxttp._core.types import ApplyFn, Params, count, select_leaves, split_trainable, take
 from jaxttp._core.xla_cpu.threads import decompose
 from jaxttp.adapters import as_rows, check_per_sample
 from jaxttp.adapters.gradients import check_gradients
 from jaxttp.adapters.inputs import check_network, check_samples
 from jaxttp.losses import Loss, encode_targets, get_loss
-from jaxttp.ntk._select import leaf_paths, select_leaves, split_trainable
 from jaxttp.ntk.gram import kernel_of
 from jaxttp.ntk.sharded import gathered, several
 
@@ -194,7 +193,7 @@ def curvature_matrix(
         with double():
             kernel = gathered(kernel_of(network.apply_fn, network.params, network.x, **options))
     else:
-        kernel = kernel_of(network.apply_fn, params, x, accumulation_dtype=accumulate, **options)
+        kernel = kernel_of(network.apply_fn, params, x, sums=accumulate, **options)
         kernel = gathered(kernel)
     with double():
         kernel = kernel / jnp.asarray(network.samples, kernel.dtype)
@@ -342,49 +341,3 @@ def _by_batches(
     step = lambda total, batch: (total + part(vector, *batch), None)  # noqa: E731
     total = jax.lax.scan(step, jnp.zeros_like(vector), batches)[0]
     return total + part(vector, take(x, slice(cut, None)), targets[cut:]) if rest else total
-
-
-def layer_terms(
-    apply_fn: ApplyFn, params: Params, x: Any, y: Any = None, **options: Any
-) -> dict[str, Array]:
-    """What each leaf of the parameters adds to, or its block of, a curvature matrix.
-
-    Args:
-        apply_fn: ``(params, x) -> outputs (N, C)``.
-        params: pytree of floating-point arrays.
-        x: samples (N, ...).
-        y: labels or targets, as in `curvature_matrix`.
-        **options: `curvature_matrix`'s. With form="outputs" (the default here) the matrices add
-            up to the whole; with form="parameters" they are its diagonal blocks.
-
-    Returns:
-        Path of the leaf, such as "layers/0/kernel" -> matrix.
-
-    Raises:
-        ValueError: as `curvature_matrix`, or `trainable` among the options.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> params = {"bias": jnp.zeros(1), "weight": jnp.ones((2, 1))}
-        >>> terms = layer_terms(lambda p, x: x @ p["weight"] + p["bias"][None], params, jnp.eye(2))
-        >>> terms["weight"].tolist()
-        [[0.5, 0.0], [0.0, 0.5]]
-
-    Source:
-        GNC Lemma 2, whose sum over layers this is for any network.
-    """
-    check_network(apply_fn, params)
-    if not jax.tree.leaves(params):
-        raise ValueError("params holds no array.")
-    if "trainable" in options:
-        raise ValueError("trainable: layer_terms selects every leaf in turn; drop unwanted ones.")
-    default = {} if options.get("kind") in HESSIANS else {"form": "outputs"}
-    options = default | options
-    out = {}
-    for name, leaf in zip(leaf_paths(params), jax.tree.leaves(params), strict=True):
-        if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
-            continue
-        out[name] = curvature_matrix(
-            apply_fn, params, x, y, trainable=lambda other, name=name: other == name, **options
-        )
-    return out

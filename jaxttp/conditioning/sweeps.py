@@ -28,7 +28,6 @@ from jaxttp._core.results import RESULT
 from jaxttp._core.xla_cpu.threads import after
 from jaxttp.conditioning.bounds import extreme_singular_values, linear_bound, ratio
 from jaxttp.conditioning.condition_number import ConditionNumber, condition_number
-from jaxttp.conditioning.convolution import gauss_newton_convolution
 from jaxttp.conditioning.leaky_relu import leaky_relu_bound, leaky_relu_gram
 from jaxttp.conditioning.linear import (
     batch_norm_scales,
@@ -56,15 +55,6 @@ class LinearPoint(NamedTuple):
     maximum: Array
     terms: Array
     weights: Array
-
-    plot, _repr_html_, __repr__ = RESULT
-
-
-class LeakyPoint(NamedTuple):
-    """One hidden leaky-ReLU layer: what is true and what eq (11) says."""
-
-    condition: ConditionNumber
-    bound: Array
 
     plot, _repr_html_, __repr__ = RESULT
 
@@ -134,61 +124,6 @@ def linear_point(
     return LinearPoint(
         condition_number(operator), bounds.convex, bounds.maximum, bounds.terms, bounds.weights
     )
-
-
-def leaky_point(W: ArrayLike, V: ArrayLike, X: ArrayLike, alpha: Any) -> LeakyPoint:
-    """Kappa of one hidden leaky-ReLU layer beside eq (11).
-
-    Args:
-        W: output weights (k, m).
-        V: input weights (m, d).
-        X: data (d, n), a sample a column.
-        alpha: negative slope in [0, 1].
-
-    Returns:
-        A `LeakyPoint`.
-
-    Raises:
-        ValueError: as `leaky_relu_gram`.
-
-    Example:
-        >>> point = leaky_point(np.eye(2), np.eye(2), np.diag([1.0, 2.0]), 0.5)
-        >>> float(point.condition.value) <= float(point.bound)
-        True
-
-    Source:
-        GNC Figures 6 and 23.
-    """
-    bound = leaky_relu_bound(W, V, X, alpha)
-    with double():
-        gram = after(leaky_relu_gram(W, V, X, alpha), bound)
-    return LeakyPoint(condition_number(gram), bound)
-
-
-def convolution_point(
-    filters: Any, shape: Sequence[int], covariance: ArrayLike | None = None
-) -> ConditionNumber:
-    """Kappa of a linear CNN, from its exact Gauss-Newton matrix; there is no bound.
-
-    Args:
-        filters: [(out, in, size...), ...], the first layer first.
-        shape: (length,) or (height, width) of the inputs.
-        covariance: Sigma of the flattened inputs; the identity when None.
-
-    Returns:
-        A `ConditionNumber`.
-
-    Raises:
-        ValueError: as `gauss_newton_convolution`.
-
-    Example:
-        >>> float(convolution_point([np.array([[[3.0]]])], (2,)).value)     # rank 1
-        1.0
-
-    Source:
-        GNC Figure 8.
-    """
-    return condition_number(gauss_newton_convolution(filters, shape, covariance))
 
 
 def layer_spectra(weights: Any, *, scales: Any = None) -> LayerSpectra:
@@ -410,8 +345,9 @@ def sweep(
             one = jax.random.fold_in(jax.random.fold_in(key, seed), share)
             weights = gaussian_weights(widths, key=one)
             if data is not None:
-                point = leaky_point(weights[1], weights[0], data, chosen["alpha"])
-                rows.append((float(point.condition.value), float(point.bound), np.nan))
+                layer = (weights[1], weights[0], data, chosen["alpha"])
+                exact = condition_number(leaky_relu_gram(*layer)).value
+                rows.append((float(exact), float(leaky_relu_bound(*layer)), np.nan))
                 continue
             scales = batch_norm_scales(weights, covariance) if batch_norm else None
             line = linear_point(weights, covariance, skip=beta, scales=scales)

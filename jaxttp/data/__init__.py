@@ -1,7 +1,5 @@
 """Named data sets as NumPy arrays, and parts of them."""
 
-from jaxttp.data.columns import Column as Column
-from jaxttp.data.columns import Columns as Columns
 from jaxttp.data.dataset import Dataset as Dataset
 from jaxttp.data.dataset import Split as Split
 from jaxttp.data.dataset import select as select

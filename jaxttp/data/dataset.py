@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from jaxtyping import Array
+from numpy.typing import ArrayLike
 
 from jaxttp._core.checks import (
     check_instance,
@@ -17,7 +18,14 @@ from jaxttp._core.checks import (
     check_number,
 )
 from jaxttp._core.types import count, shape_words, take
-from jaxttp.data.columns import Columns
+
+
+def standardized(values: ArrayLike) -> np.ndarray:
+    """Mean 0 and deviation 1 in every column (N, D), in float64; constant columns become 0."""
+    x = np.asarray(values, np.float64)
+    constant = x.max(axis=0) == x.min(axis=0)  # whose mean and deviation may be rounding
+    mean = np.where(constant, x[0], x.mean(axis=0))
+    return (x - mean) / np.where(constant, 1.0, x.std(axis=0))
 
 
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
@@ -32,8 +40,6 @@ class Dataset:
         description: what it is, and how x and y were scaled.
         num_classes: number of classes; None for regression.
         class_names: the classes' names in the order of their labels; empty for regression.
-        columns: of a table of one's own, how its columns became x and y: means, deviations, fills,
-            and `Columns.prepare` for new rows; None for other data.
 
     Raises:
         ValueError: dtypes, lengths or labels that do not fit together.
@@ -50,7 +56,6 @@ class Dataset:
     description: str
     num_classes: int | None = None
     class_names: tuple[str, ...] = ()
-    columns: Columns | None = None
 
     def __post_init__(self):
         if isinstance(self.x, Mapping):
@@ -157,27 +162,13 @@ def select(
     check_instance("dataset", dataset, Dataset, "load_dataset")
     if dataset.num_classes is None:
         raise ValueError(f"dataset: {dataset.name} is a regression, it has no classes to select.")
-    kept, labels, names = select_rows(
+    rows, labels, names = select_rows(
         dataset.y, dataset.class_names, name=dataset.name, classes=classes, per_class=per_class,
         fewer=fewer, key=key,
     )  # fmt: skip
     return dataclasses.replace(
-        dataset, x=take(dataset.x, kept), y=labels, num_classes=len(names), class_names=names
+        dataset, x=take(dataset.x, rows), y=labels, num_classes=len(names), class_names=names
     )
-
-
-class Rows(NamedTuple):
-    """Which samples were chosen.
-
-    Attributes:
-        rows: their numbers, ascending.
-        labels: their labels, renumbered from 0, int32.
-        class_names: the names of the chosen classes.
-    """
-
-    rows: np.ndarray
-    labels: np.ndarray
-    class_names: tuple[str, ...]
 
 
 def select_rows(
@@ -189,26 +180,11 @@ def select_rows(
     per_class: int | None = None,
     fewer: bool = False,
     key: Array | None = None,
-) -> Rows:
-    """What `select` keeps, from the labels alone.
-
-    Args:
-        labels: (N,).
-        class_names: in the order of the labels.
-        name: of the data set, for messages.
-        classes: as in `select`.
-        per_class: as in `select`.
-        fewer: as in `select`.
-        key: as in `select`.
-
-    Returns:
-        The rows with their new labels.
-
-    Raises:
-        ValueError: as in `select`.
+) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+    """What `select` keeps, from the labels alone: rows, their new labels, names of the classes.
 
     Example:
-        >>> select_rows(np.array([0, 1, 0, 2]), ("a", "b", "c"), name="toy", classes=(2, 0)).labels
+        >>> select_rows(np.array([0, 1, 0, 2]), ("a", "b", "c"), name="toy", classes=(2, 0))[1]
         array([1, 1, 0], dtype=int32)
     """
     chosen = _choose_classes(class_names, name, classes, key)
@@ -225,7 +201,7 @@ def select_rows(
             rows = rows[_permutation(key, old, len(rows))[:per_class]]
         new[rows] = label
     kept = np.flatnonzero(new >= 0)
-    return Rows(kept, new[kept], tuple(class_names[old] for old in chosen))
+    return kept, new[kept], tuple(class_names[old] for old in chosen)
 
 
 def split(dataset: Dataset, *, held_out: float, key: Array) -> Split:

@@ -10,8 +10,7 @@ import numpy as np
 from jaxtyping import Array
 
 from jaxttp._core.checks import check_instance
-from jaxttp.data.columns import standardized
-from jaxttp.data.dataset import Dataset, select, select_rows
+from jaxttp.data.dataset import Dataset, select, select_rows, standardized
 from jaxttp.data.images import Preprocessing, preprocess, read_images
 from jaxttp.data.sources import LAYOUTS, SPLITS, folder_source, tfds_source
 

@@ -9,19 +9,18 @@ from typing import Any
 import numpy as np
 
 from jaxttp._core.checks import check_choice, check_instance, check_several, check_used
-from jaxttp.data._cells import is_missing, read_cells, read_labels
-from jaxttp.data.columns import (
-    FILLS,
+from jaxttp.data._cells import (
     MOST_CLASSES,
-    Column,
-    Columns,
-    fit_features,
-    standardized,
+    features,
+    is_missing,
+    read_cells,
+    read_labels,
     without_missing,
 )
-from jaxttp.data.dataset import Dataset
+from jaxttp.data.dataset import Dataset, standardized
 from jaxttp.data.registry import dataset_names, load_dataset
 
+FILLS = ("median", "mean", "most_frequent")
 PROBLEMS = (
     KeyError, ValueError, TypeError, EOFError, OSError, MemoryError, NotImplementedError,
     RuntimeError, zipfile.BadZipFile,
@@ -114,8 +113,7 @@ def load_table(
     may be missing. A first line of CSV without a number among its features, or with the only label
     that is none, or with the name of the `label`, names the columns. Features of tables, indicators
     too, and targets get mean 0 and deviation 1; arrays of higher rank stay as they are, but for
-    pixels of eight bits (uint8), which are divided by 255. What was done to columns is in
-    `Dataset.columns`, which prepares new rows in the same way.
+    pixels of eight bits (uint8), which are divided by 255. The description says what was done.
 
     Args:
         path: the file.
@@ -123,8 +121,7 @@ def load_table(
             from 1; the last when None. The description says which was taken, and for what.
         fill: of a CSV, what stands in missing features (empty, "?", "NA", "N/A", "nan", "null"):
             the "median", "mean" or "most_frequent" value of the column (of words always the most
-            frequent), as scikit-learn's `SimpleImputer` has it; the description says how many. An
-            error when None.
+            frequent); the description says how many. An error when None.
         drop_missing: of a CSV, leave out the rows in which a value is missing, in place of `fill`;
             the description says how many. An error when False.
         one_hot: of a CSV, put an indicator column for every word, in sorted order, in place of
@@ -154,10 +151,10 @@ def load_table(
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     _ = Path(folder, "own.csv").write_text("kind,w,sex\na,1,f\nb,3,m\nb,?,f\na,5,m\n")
         ...     found = load_table(f"{folder}/own.csv", label="kind", fill="mean", one_hot=True)
-        >>> found.x.shape, found.columns.features[0].fill
-        ((4, 3), 3.0)
+        >>> found.x.shape
+        (4, 3)
         >>> print(found.description)
-        own.csv, 1 missing value in 1 of 4 rows filled with the column's mean, ...
+        own.csv, 1 missing values in 1 of 4 rows filled with the column's mean, ...
     """
     path = Path(path)
     check_choice("targets", targets, (None, True, False))
@@ -171,45 +168,49 @@ def load_table(
             )
     if not path.is_file():
         raise ValueError(f"data={str(path)!r} is not a file.")
-    done: list[str] = []
-    column = ""
     if path.suffix.lower() == ".csv":
-        features, x, y, column, name = _from_csv(
-            path, done, label=label, fill=fill, drop_missing=drop_missing, one_hot=one_hot,
-            drop=drop,
-        )  # fmt: skip
-        heads = (name,)
+        table, done = read_cells(path, label, drop), []
+        if drop:
+            done.append(f"without {', '.join(map(repr, dict.fromkeys(drop)))}")
+        if drop_missing:
+            table, words = without_missing(table)
+            done.append(words)
+        x, words = features(table, fill=fill, one_hot=one_hot)
+        done += words
+        y = read_labels(path, table.lines, table.text[:, -1], table.labels[-1])
+        source = f" from {table.labels[-1]}"
     else:
         options = {"label": label, "fill": fill, "drop_missing": drop_missing, "one_hot": one_hot,
                    "drop": drop}  # fmt: skip
         _refuse_options(options, "it is for the cells of a CSV")
-        features, x, y, heads = _from_npz(path, done)
+        x, y = _read_npz(path)
+        done, source = [], ""
+    if x.ndim == 2:
+        x, scaled = standardized(x), ["features"]
+    else:
+        is_bytes, scaled = x.dtype == np.uint8 and x.max(initial=0) > 1, []
+        x = x / 255 if is_bytes else x
+        done.append("x divided by 255" if is_bytes else "x as it is")
     if targets is False:
         y = _from_one_hot(y)
-    given = targets is True and y.dtype.kind != "U"
-    names = None if y.ndim == 2 or given else class_labels(path, y)
-    source = f" from {column}" if column else ""
-    scaled = ["features"] * bool(features) + ["targets"] * (names is None)
-
-    def words(target: str) -> str:
-        parts = [path.name, *done, target + source]
-        if scaled:
-            parts.append(f"{' and '.join(scaled)} of mean 0 and deviation 1")
-        return ", ".join(parts) + "."
-
+    is_regression = y.ndim == 2 or (targets is True and y.dtype.kind != "U")
+    names = None if is_regression else class_labels(path, y)
     if names is None:
-        values = np.asarray(y, np.float64).reshape(len(y), -1)
-        fitted = tuple(Column.fitted(one, values[:, i]) for i, one in enumerate(heads))
-        return Dataset(x.astype(np.float32), standardized(values).astype(np.float32), path.name,
-                       words("a regression of numbers"),
-                       columns=Columns(features, fitted))  # fmt: skip
-    labels = np.searchsorted(names, y).astype(np.int32)
-    shown = tuple(str(int(name)) if names.dtype.kind == "f" else str(name) for name in names)
-    rows = [f"{name!r} {count}" for name, count in zip(shown, np.bincount(labels), strict=True)]
-    classes = f"{len(names)} classes"
-    classes += f" ({', '.join(rows)})" if len(rows) <= 6 else ""
-    return Dataset(x.astype(np.float32), labels, path.name, words(classes), len(names),
-                   shown, columns=Columns(features))  # fmt: skip
+        y = standardized(y.reshape(len(y), -1)).astype(np.float32)
+        done.append(f"a regression of numbers{source}")
+        scaled = [*scaled, "targets"]
+        classes = ()
+    else:
+        y = np.searchsorted(names, y).astype(np.int32)
+        classes = tuple(str(int(one) if names.dtype.kind == "f" else one) for one in names)
+        counts = [f"{name!r} {n}" for name, n in zip(classes, np.bincount(y), strict=True)]
+        listed = f" ({', '.join(counts)})" if len(counts) <= 6 else ""
+        done.append(f"{len(names)} classes{listed}{source}")
+    if scaled:
+        done.append(f"{' and '.join(scaled)} of mean 0 and deviation 1")
+    description = ", ".join([path.name, *done]) + "."
+    count = None if names is None else len(names)
+    return Dataset(x.astype(np.float32), y, path.name, description, count, classes)
 
 
 def load_whole(name: str, **options: Any) -> Dataset:
@@ -242,28 +243,6 @@ def _refuse_options(options: dict[str, Any], why: str) -> None:
         check_used(name, None if value is False or value == () else value, False, why)
 
 
-def _from_csv(
-    path: Path, done: list[str], *, label: str | int | None, fill: str | None, drop_missing: bool,
-    one_hot: bool, drop: tuple[str | int, ...],
-) -> tuple[tuple[Column, ...], np.ndarray, np.ndarray, str, str]:  # fmt: skip
-    """The features' columns, x, y, and how messages and the head call the column of y."""
-    table = read_cells(path, label, drop)
-    if drop:
-        names = ", ".join(map(repr, dict.fromkeys(drop)))
-        done.append(f"without column{'s' * (len(drop) > 1)} {names}")
-    if drop_missing:
-        table = without_missing(table, done)
-    features, x = fit_features(table, done, fill=fill, one_hot=one_hot)
-    column = table.column(-1)
-    return (
-        features,
-        x,
-        read_labels(path, table.lines, table.of(-1), column),
-        column,
-        table.heads[-1],
-    )
-
-
 def _from_one_hot(y: np.ndarray) -> np.ndarray:
     """Labels (N,) of rows (N, K) with a single 1 each, and 0 elsewhere; other y as they are."""
     if y.ndim != 2 or y.dtype.kind == "U":
@@ -272,38 +251,8 @@ def _from_one_hot(y: np.ndarray) -> np.ndarray:
     return np.argmax(y, axis=1) if one_hot else y
 
 
-def _from_npz(
-    path: Path, done: list[str]
-) -> tuple[tuple[Column, ...], np.ndarray, np.ndarray, tuple[str, ...]]:
-    """The columns of x, x, y, and the names of the columns of y."""
-    x, y = _read_npz(path)
-    if len(x) < 2 or x.ndim < 2 or y.ndim not in (1, 2) or len(x) != len(y):
-        raise ValueError(
-            f"data={str(path)!r} needs x (N, ...) and y (N,) or (N, K) of one length, at least 2; "
-            f"got {x.shape} and {y.shape}."
-        )
-    if y.ndim == 2 and y.shape[1] == 1:
-        y = y[:, 0]
-    if y.ndim == 2 and y.dtype.kind == "U":
-        raise ValueError(f"data={str(path)!r}: y {y.shape} holds words; labels are (N,).")
-    targets = ("y",) if y.ndim == 1 else tuple(f"y column {i + 1}" for i in range(y.shape[1]))
-    if x.ndim > 2:
-        return (), _pixels(x, done), y, targets
-    features = tuple(Column.fitted(f"column {i + 1}", x[:, i]) for i in range(x.shape[1]))
-    return features, standardized(x), y, targets
-
-
-def _pixels(x: np.ndarray, done: list[str]) -> np.ndarray:
-    """Arrays (N, ...) of bytes in [0, 1], others as they are; what was done is added to `done`."""
-    if x.dtype == np.uint8 and x.max(initial=0) > 1:
-        done.append("x divided by 255")
-        return x / 255
-    done.append("x as it is")
-    return x
-
-
 def _read_npz(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """The finite arrays x and y."""
+    """The finite arrays x (N, ...) and y (N,) or (N, K)."""
     try:
         x, y = read_arrays(path, ("x", "y")).values()
     except PROBLEMS as problem:
@@ -314,13 +263,20 @@ def _read_npz(path: Path) -> tuple[np.ndarray, np.ndarray]:
             raise ValueError(f"data={str(path)!r}: {name} holds {array.dtype}, not real numbers.")
         if numbers and not np.all(np.isfinite(array)):
             raise ValueError(f"data={str(path)!r}: {name} holds what is not finite.")
-    if y.dtype.kind == "U" and y.ndim < 3:
-        lost = [i for i, label in enumerate(y.reshape(-1)) if is_missing(str(label))]
-        if lost:
-            raise ValueError(
-                f"data={str(path)!r}: y[{lost[0]}] holds {str(y.reshape(-1)[lost[0]])!r}, "
-                f"{len(lost)} of {y.size} labels are missing; fill them in, or leave them out."
-            )
+    if y.dtype.kind == "U" and len(lost := np.flatnonzero(is_missing(y))):
+        raise ValueError(
+            f"data={str(path)!r}: y[{lost[0]}] holds {str(y.reshape(-1)[lost[0]])!r}, {len(lost)} "
+            f"of {y.size} labels are missing; fill them in, or leave them out."
+        )
+    if len(x) < 2 or x.ndim < 2 or y.ndim not in (1, 2) or len(x) != len(y):
+        raise ValueError(
+            f"data={str(path)!r} needs x (N, ...) and y (N,) or (N, K) of one length, at least 2; "
+            f"got {x.shape} and {y.shape}."
+        )
+    if y.ndim == 2 and y.shape[1] == 1:
+        y = y[:, 0]
+    if y.ndim == 2 and y.dtype.kind == "U":
+        raise ValueError(f"data={str(path)!r}: y {y.shape} holds words; labels are (N,).")
     return x, y
 
 

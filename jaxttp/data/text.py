@@ -11,8 +11,7 @@ from jaxtyping import Int
 from jaxttp._core.checks import check_integer
 from jaxttp._core.files import parse_json
 from jaxttp.data._cells import read_labels, read_rows
-from jaxttp.data.columns import Column, Columns, standardized
-from jaxttp.data.dataset import Dataset
+from jaxttp.data.dataset import Dataset, standardized
 from jaxttp.data.tables import class_labels
 
 COLUMNS = ("text", "label")
@@ -179,10 +178,7 @@ def load_texts(
     cut = "" if max_length is None else f", cut at {max_length}"
     words = f"{path.name}, texts of up to {x['ids'].shape[1]} tokens{cut}{also}."
     if names is None:
-        values = np.asarray(y, np.float64).reshape(len(y), 1)
-        columns = Columns((), (Column.fitted(COLUMNS[1], values),))
-        targets = standardized(values).astype(np.float32)
-        return Dataset(x, targets, path.name, words, columns=columns)
+        return Dataset(x, standardized(y.reshape(-1, 1)).astype(np.float32), path.name, words)
     shown = tuple(str(int(name)) if names.dtype.kind == "f" else str(name) for name in names)
     codes = np.searchsorted(names, y).astype(np.int32)
     return Dataset(x, codes, path.name, words, len(names), shown)

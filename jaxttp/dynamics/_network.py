@@ -17,11 +17,9 @@ from jaxttp._core.checks import is_concrete
 from jaxttp._core.compile import jit
 from jaxttp._core.products import with_forward_mode
 from jaxttp._core.traced import Traced, network_of
-from jaxttp._core.types import ApplyFn, Params
-from jaxttp.adapters.outputs import InTwo
+from jaxttp._core.types import ApplyFn, Params, select_leaves
 from jaxttp.losses import Loss
 from jaxttp.losses.contrasts import Contrasted, contrasts, from_contrasts
-from jaxttp.ntk._select import select_leaves
 
 
 @jit
@@ -56,7 +54,7 @@ def compile_network(apply_fn: ApplyFn) -> tuple[Callable, Callable, Callable]:
         )
     network, see = network_of(apply_fn), outputs_and_pull(apply_fn)
     return (
-        in_two(network),
+        evaluation(network),
         lambda w, x, a: see(w, x, a)[1],
         lambda w, x, v: _push(network.precise(w, x), w, x, v),
     )
@@ -76,10 +74,10 @@ def outputs_and_pull(apply_fn: ApplyFn) -> Callable:
     return lambda w, x, a: _see(network.precise(w, x), w, x, a)
 
 
-def in_two(apply_fn: ApplyFn) -> InTwo:
-    """The outputs of `compile_network`, which tell whether a network mixes samples."""
+def evaluation(apply_fn: ApplyFn) -> Callable[[Params, Any], Array]:
+    """The outputs of `compile_network`: (weights, x) -> outputs."""
     network = network_of(apply_fn)
-    return InTwo(lambda w, x: _outputs(network.precise(w, x), w, x))
+    return lambda w, x: _outputs(network.precise(w, x), w, x)
 
 
 @jit

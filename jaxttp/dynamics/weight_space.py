@@ -28,7 +28,7 @@ from jaxttp._core.types import ApplyFn, Params, count
 from jaxttp.adapters.gradients import check_gradients
 from jaxttp.adapters.inputs import check_network, check_samples
 from jaxttp.adapters.outputs import output_shape
-from jaxttp.dynamics._network import in_two, promote_all
+from jaxttp.dynamics._network import evaluation, promote_all
 from jaxttp.dynamics._trajectory import output_limit
 from jaxttp.dynamics.batches import batch_indices
 from jaxttp.dynamics.optimizers import (
@@ -163,7 +163,7 @@ def weight_space(
     output_shape(apply_fn, params, x)
     params, x, x_test = promote_all(params, x, x_test)
     network = network_of(apply_fn)
-    f0 = in_two(network)(params, x)
+    f0 = evaluation(network)(params, x)
     check_finite("apply_fn(params, x)", f0)
     targets, loss = encode_targets(loss, y, f0)
     indices = None

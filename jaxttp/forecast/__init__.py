@@ -14,16 +14,15 @@ from jaxttp.forecast.methods import Scaled as Scaled
 from jaxttp.forecast.methods import WeightSpace as WeightSpace
 from jaxttp.forecast.online import Online as Online
 from jaxttp.forecast.online import OnlineForecast as OnlineForecast
-from jaxttp.forecast.online import online as online
 from jaxttp.forecast.predict import forecast_training as forecast_training
 from jaxttp.forecast.predict import predict_training_time as predict_training_time
 from jaxttp.forecast.prediction import Cost as Cost
 from jaxttp.forecast.prediction import Prediction as Prediction
 from jaxttp.forecast.problem import Candidate as Candidate
 from jaxttp.forecast.problem import Problem as Problem
+from jaxttp.forecast.race import Race as Race
 from jaxttp.forecast.race import race as race
 from jaxttp.forecast.race import race_starts as race_starts
-from jaxttp.forecast.raced import Race as Race
 from jaxttp.forecast.stale_gradients.curve import HeldForecast as HeldForecast
 from jaxttp.forecast.stale_gradients.forecast import held_forecast as held_forecast
 from jaxttp.forecast.sweep import sweep as sweep

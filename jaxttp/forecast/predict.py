@@ -15,7 +15,7 @@ from jaxtyping import Array
 
 from jaxttp._core.checks import check_instance
 from jaxttp._core.progress import stopwatch
-from jaxttp._core.types import ApplyFn, Params, Progress, count
+from jaxttp._core.types import ApplyFn, Params, Progress, count, split_trainable
 from jaxttp.adapters.inputs import check_network, check_samples
 from jaxttp.dynamics._network import promote
 from jaxttp.dynamics.recursion import recursion
@@ -47,7 +47,6 @@ from jaxttp.losses.rule import (
     check_targets,
     targets_of,
 )
-from jaxttp.ntk._select import split_trainable
 from jaxttp.ntk.estimators import Exact, KernelEstimator, Sketched
 from jaxttp.ntk.kernels import Kernel
 

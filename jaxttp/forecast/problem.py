@@ -15,11 +15,19 @@ from jaxtyping import Array, Float
 from jaxttp._core.checks import check_finite, check_known
 from jaxttp._core.compile import bound_programs, jit
 from jaxttp._core.traced import Network, network_of
-from jaxttp._core.types import ApplyFn, Params, count, notes_of, take
+from jaxttp._core.types import (
+    ApplyFn,
+    Params,
+    count,
+    notes_of,
+    select_leaves,
+    split_trainable,
+    take,
+)
 from jaxttp.adapters import as_rows, check_per_sample
 from jaxttp.adapters.gradients import check_gradients
 from jaxttp.adapters.inputs import check_network, check_samples
-from jaxttp.dynamics._network import in_two, promote, promote_samples, warn_of
+from jaxttp.dynamics._network import evaluation, promote, promote_samples, warn_of
 from jaxttp.dynamics._trajectory import curves
 from jaxttp.losses import Loss, encode_targets
 from jaxttp.losses.contrasts import (
@@ -31,9 +39,8 @@ from jaxttp.losses.contrasts import (
     sees_contrasts,
 )
 from jaxttp.losses.targets import token_labels
-from jaxttp.ntk._costs import Workload
+from jaxttp.ntk._plan import Workload
 from jaxttp.ntk._program import is_linear
-from jaxttp.ntk._select import select_leaves, split_trainable
 from jaxttp.ntk.gram import workload
 from jaxttp.ntk.sharded import gathered, is_by_process, of_processes
 
@@ -230,10 +237,10 @@ class Problem:
             with _about_y(names.format("y_test")):
                 test["targets_test"], test["loss_test"] = encode_targets(loss, y_test, beside)
         apply_fn = network_of(apply_fn)
-        evaluate = in_two(apply_fn)
-        found = evaluate.evaluate(params, x)
-        f0 = found.outputs if mesh is None else gathered(found.outputs)
-        check_per_sample(apply_fn, params, x, evaluated=found)
+        evaluate = evaluation(apply_fn)
+        outputs = evaluate(params, x)
+        f0 = outputs if mesh is None else gathered(outputs)
+        check_per_sample(apply_fn, params, x, evaluate=evaluate, outputs=outputs)
         check_finite("apply_fn(params, x)", f0)
         if x_test is not None:
             test |= {"x_test": x_test, "f0_test": evaluate(params, x_test)}
@@ -423,5 +430,5 @@ def problem_of(name: str, one: Candidate, x: Any, y: Any, loss: str | Loss) -> P
         )
     return Problem.of(
         one.apply_fn, one.params, own, y, loss=loss, trainable=one.trainable,
-        names=f"candidates[{name!r}].{{}}",
+        names=f"candidates[{name!r}].{{}}" if name else "{}",
     )  # fmt: skip

@@ -1,46 +1,43 @@
-"""Which setting, or which start, is first, by real training in heats: successive halving.
+"""Which setting, or which start, is first, by real training: successive halving.
 
 A forecast costs kernels. Where a training is short or a network small, these cost more than to
 train the settings themselves for a few steps; and what was trained is never wrong about itself. So
 this is no forecast, and says so: a race trains. All settings start, and the slow ones are left out
-early (`Heats`): all train a few steps, the better ones more, and so on, until the first of those
+early (`Rungs`): all train a few steps, the better ones more, and so on, until the first of those
 that are left is at the goal: a later one cannot win.
 """
 
 import dataclasses
-import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jaxtyping import Array
 
 from jaxttp._core.checks import check_known, check_number
+from jaxttp._core.results import RESULT, wrapped
 from jaxttp._core.traced import network_of
-from jaxttp._core.types import ApplyFn, Params, count, take
+from jaxttp._core.types import ApplyFn, Params, Progress, count, take
 from jaxttp.adapters.inputs import check_samples
 from jaxttp.dynamics._network import loss_of_weights
 from jaxttp.dynamics.batches import batch_indices, check_batches
 from jaxttp.forecast.cost import STEP
 from jaxttp.forecast.problem import Candidate, Problem, check_candidates, problem_of
-from jaxttp.forecast.raced import Race
-from jaxttp.forecast.training_setup import Hyperparameters, check_settings
+from jaxttp.forecast.swept import SHOWN
+from jaxttp.forecast.training_setup import Hyperparameters, algorithm_name, check_settings
 from jaxttp.losses import get_loss
 from jaxttp.losses.rule import Target
 from jaxttp.training import TrainingStep
 
-Progress = Callable[[str, int, int], None]
-
 
 @dataclasses.dataclass(frozen=True)
-class Heats:
+class Rungs:
     """Numbers of a race, chosen on the tuning tasks of experiments/bench/races.py.
 
     Attributes:
-        first: steps of the first heat.
+        first: steps of the first rung.
         growth: how much longer the next one is.
         keep: the share of the settings that goes on.
         least: how many go on at least.
@@ -53,8 +50,171 @@ class Heats:
     least: int = 3
     near: float = 2.0
 
+    def ends(self, steps: int) -> list[int]:
+        """The steps at which a rung ends.
 
-HEATS = Heats()
+        Example:
+            >>> Rungs().ends(20)
+            [4, 7, 12, 20]
+        """
+        ends, end = [], self.first
+        while end < steps:
+            ends.append(end)
+            end = math.ceil(self.growth * end)
+        return [*ends, steps]
+
+
+RUNGS = Rungs()
+
+
+@dataclasses.dataclass(frozen=True)
+class Race:
+    """What was really trained, and who came first; of starting points every pair with a setting.
+
+    Attributes:
+        settings: that started, S of them.
+        goal: the loss on all training samples to get to; None for the lowest at the horizon.
+        times: steps to the goal (S,), -1 where it was not seen there.
+        losses: on all training samples, for every setting wherever they were looked at.
+        at: the steps at which they were, for every setting.
+        trainings: what was spent, in trainings of one setting, by count.
+        params: all parameters of the first one, as they were there: at the goal, or where there is
+            none or it was not reached, at the lowest loss of the last rung's end. None where
+            nothing stayed finite.
+        notes: how the network is evaluated and trained, where that is not as it was given, such as
+            "1 BatchNorm on running averages".
+        starts: the starting point of each (S,), in a race of several; else empty.
+    """
+
+    settings: tuple[Hyperparameters, ...]
+    goal: Target | None
+    times: np.ndarray
+    losses: tuple[np.ndarray, ...]
+    at: tuple[np.ndarray, ...]
+    trainings: float
+    params: Params | None
+    notes: tuple[str, ...] = ()
+    starts: tuple[str, ...] = ()
+
+    def named(self, i: int) -> str:
+        """What started at place i, in words."""
+        return f"{self.starts[i]}, {self.settings[i]}" if self.starts else str(self.settings[i])
+
+    @property
+    def finite(self) -> np.ndarray:
+        """Whether all losses that were seen are finite, (S,): the last, since that ends a run."""
+        return np.isfinite([curve[-1] for curve in self.losses])
+
+    @property
+    def trained(self) -> np.ndarray:
+        """Steps that every setting was trained, (S,)."""
+        return np.array([at[-1] for at in self.at])
+
+    def places(self) -> list[int]:
+        """All that started: by steps to the goal, by steps trained, then by the last loss."""
+        last = np.array([curve[-1] for curve in self.losses])
+        times = np.where(self.times >= 0, self.times, self.settings[0].steps + 1)
+        return np.lexsort((last, -self.trained, ~self.finite, times)).tolist()
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """Starting points, the first one first: each counts as its best setting.
+
+        Those that were left out come by how far they got. Empty in a race of one start.
+        """
+        return tuple(dict.fromkeys(self.starts[i] for i in self.places())) if self.starts else ()
+
+    def ranking(self) -> tuple[int, ...]:
+        """Those that were seen at the goal, by steps; without a goal those that came to the end.
+
+        Ties go to the lower loss.
+        """
+        there = self.times >= 0
+        if self.goal is None:
+            there = self.finite & (self.trained == self.trained.max())
+        return tuple(i for i in self.places() if there[i])
+
+    def best(self) -> int:
+        """The index of the first.
+
+        Raises:
+            ValueError: none got to the goal, or nothing stayed finite.
+        """
+        order = self.ranking()
+        if not order:
+            raise ValueError(f"{self.advice}, more steps or a goal that is nearer.")
+        return order[0]
+
+    @property
+    def advice(self) -> str:
+        """What to use, in one line."""
+        order = self.ranking()
+        if not order:
+            what = "stayed finite" if self.goal is None else f"got to {self.goal.words()}"
+            return f"no setting {what}: try other rates"
+        if self.goal is not None and self.times[order[0]] == 0:
+            return f"{self.goal.words()} holds before training already: name a lower goal"
+        words = f"use {self._line(order[0])}"
+        return words if len(order) == 1 else f"{words}; next {self._line(order[1])}"
+
+    def _line(self, i: int) -> str:
+        """How far it came, in words."""
+        end = f"loss {self.losses[i][-1]:.4g} at step {self.trained[i]}"
+        if self.goal is not None and self.times[i] >= 0:
+            end = f"{self.goal.words()} at step {self.times[i]}"
+        return f"{self.named(i)}: {end}"
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One flat dictionary a setting, of plain values; None where there is no number."""
+        return [
+            {
+                "start": self.starts[i] if self.starts else None,
+                "setting": str(one),
+                "algorithm": algorithm_name(one.algorithm),
+                "learning_rate": float(one.learning_rate),
+                "momentum": float(one.momentum),
+                "weight_decay": one.decay,
+                "trained": int(self.trained[i]),
+                "loss": float(self.losses[i][-1]) if self.finite[i] else None,
+                "steps": int(self.times[i]) if self.times[i] >= 0 else None,
+                "finite": bool(self.finite[i]),
+            }
+            for i, one in enumerate(self.settings)
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "goal": None if self.goal is None else self.goal.value,
+            "first": self.ranking()[0] if self.ranking() else None,
+            "order": list(self.order),
+            "trainings": self.trainings,
+            "advice": self.advice,
+            "notes": list(self.notes),
+            "rows": self.rows(),
+        }
+
+    @property
+    def price(self) -> str:
+        """One line on what it cost."""
+        trained = f"{self.trainings:.2g} trainings"
+        return f"by count this cost {trained}; training all would be {len(self.settings)}"
+
+    def __str__(self) -> str:
+        goal = "the lowest loss" if self.goal is None else self.goal.words()
+        several = f" of {len(self.order)} starting points" if self.starts else ""
+        lines = [f"Race of {len(self.settings)} settings{several} to {goal}, trained for real:"]
+        lines += [f"  {self._line(i)}" for i in self.places()[:SHOWN]]
+        if len(self.settings) > SHOWN:
+            lines.append(f"  {len(self.settings) - SHOWN} more in rows()")
+        if self.starts:
+            lines.append(wrapped(f"  starting points: {', '.join(self.order)}", 2))
+        lines += [wrapped(f"  {words}", 2) for words in (self.price, self.advice)]
+        if self.notes:
+            lines.append(wrapped(f"  trained with: {', '.join(self.notes)}", 2))
+        return "\n".join(lines)
+
+    plot, _repr_html_, __repr__ = RESULT
 
 
 def race(
@@ -70,7 +230,7 @@ def race(
     trainable: Any = None,
     progress: Progress | None = None,
 ) -> Race:
-    """Train settings for real, in heats, until the first is at a loss; `params` are not changed.
+    """Train settings by successive halving until the first is at a loss; `params` are not changed.
 
     What trains is `apply_fn`, in evaluation mode where an adapter made it: BatchNorm on its running
     averages, no dropout (`Race.notes`). The first of all ends it; for the best setting of each
@@ -97,7 +257,7 @@ def race(
 
     Returns:
         A `Race`. Weights and velocities of all that are in the race are held at a time. With
-        batches the loss on all samples is looked at where a heat ends and, as long as the batches
+        batches the loss on all samples is looked at where a rung ends and, as long as the batches
         themselves are at no more than twice the goal, every N/(3 B) steps, so that to look costs as
         much as to train; times are multiples of that.
 
@@ -119,21 +279,19 @@ def race(
 
     Source:
         Successive halving (Jamieson and Talwalkar 2016), with a goal that ends it; the numbers of
-        the heats were chosen on tuning tasks (`experiments/bench/races.py`).
+        the rungs were chosen on tuning tasks (`experiments/bench/races.py`).
     """
     check_known(params=params, x=x, y=y)
-    x, settings = check_samples("x", x), _alike(settings)
-    of_problem = functools.partial(
-        Problem.of, apply_fn, params, x, y, loss=settings[0].loss, trainable=trainable
-    )
-    return _race({"": of_problem}, {"": settings}, x, target_loss, key, protocol, progress)
+    x = check_samples("x", x)
+    one = {"": Candidate(apply_fn, params, trainable)}
+    return _race(one, x, y, settings, target_loss, key, protocol, progress)
 
 
 def race_starts(
     candidates: Mapping[str, Candidate],
     x: Any,
     y: Any,
-    settings: Sequence[Hyperparameters] | Mapping[str, Sequence[Hyperparameters]],
+    settings: Sequence[Hyperparameters],
     *,
     target_loss: float | None = None,
     key: Array | None = None,
@@ -152,8 +310,7 @@ def race_starts(
         x: training samples (N, ...), an array or a pytree of arrays with N rows each; a candidate
             may have them in a form of its own.
         y: integer labels (N,) or targets (N, C).
-        settings: what every start is trained by; or by the name of a start, its own. They share
-            loss, batch size and horizon.
+        settings: what every start is trained by. They share loss, batch size and horizon.
         target_loss: as in `race`.
         key: as in `race`; all see the same batches.
         protocol: as in `race`.
@@ -164,8 +321,7 @@ def race_starts(
         `trainings` count every pair's steps by a training of its own.
 
     Raises:
-        ValueError: no candidates; names of settings that are not those of the candidates; whatever
-            `race` refuses.
+        ValueError: no candidates; whatever `race` refuses.
         TypeError: candidates or settings that are none.
 
     Example:
@@ -184,145 +340,95 @@ def race_starts(
         Successive halving, as `race`, with its numbers.
     """
     check_candidates(candidates)
-    by_start = _by_start(candidates, settings)
-    x, one = check_samples("x", x), next(iter(by_start.values()))[0]
-    problems = {
-        name: functools.partial(problem_of, name, start, x, y, one.loss)
-        for name, start in candidates.items()
-    }
-    return _race(problems, by_start, x, target_loss, key, protocol, progress)
+    x = check_samples("x", x)
+    return _race(candidates, x, y, settings, target_loss, key, protocol, progress)
 
 
 def _race(
-    problems: Mapping[str, Callable[[], Problem]],
-    by_start: Mapping[str, Sequence[Hyperparameters]],
+    starts: Mapping[str, Candidate],
     x: Any,
+    y: Any,
+    settings: Sequence[Hyperparameters],
     target_loss: float | None,
     key: Array | None,
     protocol: str | None,
     progress: Progress | None,
 ) -> Race:
-    """A race of starting points by name, each by its settings; of one start its name is empty.
-
-    Problems are made here, after all that is cheaper to refuse.
-    """
+    """A race of starting points by name, each by all settings; of one start its name is empty."""
     check_known(key=key, target_loss=target_loss)
-    every = _alike([one for some in by_start.values() for one in some])
-    one, goal = every[0], _goal(target_loss)
-    protocol = check_batches(one.batch_size, key, protocol, count(x))
-    runners, starts = [], []
-    for name, of_problem in problems.items():
-        track = Track(of_problem(), one, key, protocol)
-        runners += [Runner(setting, track) for setting in by_start[name]]
-        starts += [name] * len(by_start[name]) if name else []
-    run_heats(runners, one.steps, goal, progress)
-    return _result(every, goal, runners, tuple(starts))
-
-
-def _by_start(
-    candidates: Mapping[str, Candidate],
-    settings: Sequence[Hyperparameters] | Mapping[str, Sequence[Hyperparameters]],
-) -> dict[str, tuple[Hyperparameters, ...]]:
-    """The settings of every start."""
-    if not isinstance(settings, Mapping):
-        return dict.fromkeys(candidates, check_settings(settings))
-    if set(settings) != set(candidates):
-        raise ValueError(
-            f"settings must have those of every candidate, {', '.join(map(repr, candidates))}, and "
-            f"of no other; got those of {', '.join(map(repr, settings)) or 'none'}."
-        )
-    return {name: check_settings(settings[name]) for name in candidates}
-
-
-def _goal(target_loss: float | None) -> Target | None:
-    if target_loss is None:
-        return None
-    check_number("target_loss", target_loss, above=0.0)
-    return Target(float(target_loss))
+    settings = _alike(settings)
+    if target_loss is not None:
+        check_number("target_loss", target_loss, above=0.0)
+    goal = None if target_loss is None else Target(float(target_loss))
+    one, samples = settings[0], count(x)
+    protocol = check_batches(one.batch_size, key, protocol, samples)
+    indices = None
+    if one.batch_size is not None:
+        drawn = batch_indices(key, samples, one.batch_size, one.steps, protocol=protocol)
+        indices = np.asarray(drawn)
+    problems = {name: problem_of(name, start, x, y, one.loss) for name, start in starts.items()}
+    runners = []
+    for problem in problems.values():
+        steps: dict[Any, TrainingStep] = {}  # one serves all settings of an algorithm
+        for setting in settings:
+            optimizer, numbers = setting.stepper()
+            kind = setting.algorithm, *numbers
+            if kind not in steps:
+                steps[kind] = TrainingStep(problem.network, problem.loss, optimizer)
+            runners.append(Runner(setting, problem, indices, goal, steps[kind]))
+    _halve(runners, one.steps, progress)
+    names = tuple(name for name in problems for _ in settings if name)
+    return _result(settings * len(problems), goal, runners, names)
 
 
 def _alike(settings: Sequence[Hyperparameters]) -> tuple[Hyperparameters, ...]:
     """Settings of one race."""
     settings = check_settings(settings)
-    for name in ("loss", "batch_size", "steps"):
-        values = {get_loss(s.loss) if name == "loss" else getattr(s, name) for s in settings}
-        if len(values) > 1:
-            said = ", ".join(sorted(str(getattr(s, name)) for s in settings[:8]))
-            raise ValueError(
-                f"settings must share {name}, to be in one race; got {said}: race every group by "
-                "itself, or ask `sweep`."
-            )
+    if len({(get_loss(one.loss), one.batch_size, one.steps) for one in settings}) > 1:
+        raise ValueError(
+            "settings must share loss, batch_size and steps, to be in one race; race every group "
+            "by itself."
+        )
     return settings
 
 
-def heats(steps: int) -> list[int]:
-    """The steps at which a heat ends.
-
-    Example:
-        >>> heats(20)
-        [4, 7, 12, 20]
-    """
-    ends, end = [], HEATS.first
-    while end < steps:
-        ends.append(end)
-        end = math.ceil(HEATS.growth * end)
-    return [*ends, steps]
-
-
-class Track:
-    """What all run on: data, batches, programs, and how often the loss is looked at."""
-
-    def __init__(
-        self, problem: Problem, one: Hyperparameters, key: Array | None, protocol: str
-    ) -> None:
-        self.problem = problem
-        self.indices: np.ndarray | None = None
-        self.every = 1
-        self._steps: dict[Any, TrainingStep] = {}
-        if one.batch_size is not None:
-            n = len(problem.f0)
-            drawn = batch_indices(key, n, one.batch_size, one.steps, protocol=protocol)
-            self.indices, self.every = np.asarray(drawn), math.ceil(n / (STEP * one.batch_size))
-
-    def evaluate(self, weights: Params) -> Array:
-        """The loss of weights, on all samples."""
-        problem = self.problem
-        network = network_of(problem.network).precise(weights, problem.x)
-        return loss_of_weights(network, weights, problem.x, problem.targets, loss=problem.loss)
-
-    def step(
-        self, algorithm: Any, stepper: optax.GradientTransformation, numbers: dict[str, float]
-    ) -> TrainingStep:
-        """A step of an algorithm, compiled once for all of its settings."""
-        key = algorithm, *numbers
-        if key not in self._steps:
-            self._steps[key] = TrainingStep(self.problem.network, self.problem.loss, stepper)
-        return self._steps[key]
-
-    def batch(self, t: int) -> tuple[Any, Array]:
-        """The samples of step t, and their targets."""
-        x, targets = self.problem.x, self.problem.targets
-        if self.indices is None:
-            return x, targets
-        return take(x, self.indices[t]), targets[self.indices[t]]
-
-
+@dataclasses.dataclass(eq=False)
 class Runner:
-    """A setting in training."""
+    """A setting in training from the weights of a problem, until the loss is at a goal.
 
-    def __init__(self, setting: Hyperparameters, track: Track) -> None:
-        stepper, numbers = setting.stepper()
-        self.rates, self.track = setting.rates(), track
-        self.step = track.step(setting.algorithm, stepper, numbers)
-        self.weights = track.problem.weights
-        self.state: Any = stepper.init(self.weights)
+    Attributes:
+        setting: by which.
+        problem: network and data.
+        indices: of the batch of every step (T, B); None for all samples.
+        goal: a loss on all samples; None for none.
+        step: of training, shared by all settings of an algorithm.
+        done: steps taken.
+        looks: forward passes of all samples besides.
+        losses: on all samples, wherever they were looked at.
+        at: the steps before which they were.
+        there: the step at which the goal was seen.
+    """
+
+    setting: Hyperparameters
+    problem: Problem
+    indices: np.ndarray | None
+    goal: Target | None
+    step: TrainingStep
+    done: int = 0
+    looks: float = 0.0
+    losses: list[float] = dataclasses.field(default_factory=list)
+    at: list[int] = dataclasses.field(default_factory=list)
+    there: int | None = None
+
+    def __post_init__(self) -> None:
+        optimizer, numbers = self.setting.stepper()
+        self.rates, self.weights = self.setting.rates(), self.problem.weights
+        self.state: Any = optimizer.init(self.weights)
         for name, value in numbers.items():
             self._set(name, value)
-        self.done, self.looks = 0, 0.0  # steps, and ways forward beside them
-        self.batch_loss = math.inf
-        self.losses: list[float] = []
-        self.at: list[int] = []
-        self.there: int | None = None
+        self.every, self.batch_loss = 1, math.inf
+        if self.indices is not None:  # so that to look costs a third of these steps
+            self.every = math.ceil(len(self.problem.f0) / (STEP * self.indices.shape[1]))
 
     @property
     def finite(self) -> bool:
@@ -335,111 +441,107 @@ class Runner:
         return self.there is None and self.finite
 
     @property
-    def seen(self) -> int:
-        """The last step whose loss is known, -1 for none."""
-        return self.at[-1] if self.at else -1
+    def is_seen(self) -> bool:
+        """Whether the loss at the present weights is known."""
+        return bool(self.at) and self.at[-1] == self.done
 
-    def advance(self, end: int, goal: Target | None) -> None:
+    def advance(self, end: int) -> None:
         """Train to a step, or to the goal, and look at the loss there."""
-        track, whole = self.track, self.track.indices is None
         while self.done < end and self.running:
-            t = self.done
-            if not whole and self._is_near(t, goal):
-                self._look(t, goal)
-                if not self.running:
-                    return
-            self._set("rate", self.rates[t])
-            x, targets = track.batch(t)
-            weights, state, f, _ = self.step(self.weights, self.state, x, targets)
-            self.batch_loss = float(track.problem.loss.value(f, targets))
-            if whole and self.seen < t:
-                self._note(t, self.batch_loss, goal)
-                if not self.running:
-                    self.looks += STEP  # a step that goes for nothing showed it
-                    return
-            self.weights, self.state, self.done = weights, state, t + 1
-        if self.running and self.seen < self.done:
-            self._look(self.done, goal)
+            if self._is_due():
+                self._look()
+            else:
+                self._train()
+        if self.running and not self.is_seen:
+            self._look()
 
-    def _is_near(self, t: int, goal: Target | None) -> bool:
-        """Whether the loss on all samples is to be looked at, before step t of a batch."""
-        if t % self.track.every or self.seen == t:
+    def _is_due(self) -> bool:
+        """Whether the loss on all samples is to be looked at before the next mini-batch."""
+        if self.indices is None or self.done % self.every or self.is_seen:
             return False
-        if t == 0 or not math.isfinite(self.batch_loss):
+        if self.done == 0 or not math.isfinite(self.batch_loss):
             return True
-        return goal is not None and self.batch_loss <= HEATS.near * goal.value
+        return self.goal is not None and self.batch_loss <= RUNGS.near * self.goal.value
+
+    def _look(self) -> None:
+        problem = self.problem
+        network = network_of(problem.network).precise(self.weights, problem.x)
+        data = problem.x, problem.targets
+        loss = loss_of_weights(network, self.weights, *data, loss=problem.loss)
+        self.looks += 1
+        self._note(float(loss))
+
+    def _train(self) -> None:
+        """Take a step; of all samples it tells their loss before it."""
+        x, targets = self.problem.x, self.problem.targets
+        if self.indices is not None:
+            rows = self.indices[self.done]
+            x, targets = take(x, rows), targets[rows]
+        self._set("rate", self.rates[self.done])
+        weights, state, f, _ = self.step(self.weights, self.state, x, targets)
+        self.batch_loss = float(self.problem.loss.value(f, targets))
+        if self.indices is None and not self.is_seen:
+            self._note(self.batch_loss)
+            if not self.running:
+                self.looks += STEP  # the step that showed it goes for nothing
+                return
+        self.weights, self.state, self.done = weights, state, self.done + 1
+
+    def _note(self, loss: float) -> None:
+        self.at.append(self.done)
+        self.losses.append(loss)
+        if self.goal is not None and loss <= self.goal.value:
+            self.there = self.done
 
     def _set(self, name: str, value: float) -> None:
         numbers = self.state.hyperparams
         numbers[name] = jnp.asarray(value, numbers[name].dtype)
 
-    def _look(self, t: int, goal: Target | None) -> None:
-        self.looks += 1
-        self._note(t, float(self.track.evaluate(self.weights)), goal)
 
-    def _note(self, t: int, loss: float, goal: Target | None) -> None:
-        self.at.append(t)
-        self.losses.append(loss)
-        if goal is not None and loss <= goal.value:
-            self.there = t
+def _halve(runners: Sequence[Runner], steps: int, progress: Progress | None) -> None:
+    """Train runners until the first of them is at the goal, or those that are left at the horizon.
 
-
-def run_heats(
-    runners: Sequence[Runner],
-    steps: int,
-    goal: Target | None,
-    progress: Progress | None = None,
-) -> None:
-    """Train runners until the first of them is at a goal, or those that are left at the horizon.
-
-    Args:
-        runners: that start; those that are left out are dropped.
-        steps: the horizon.
-        goal: a loss; None for none.
-        progress: called with (stage, runners done, runners in the heat).
+    What is left out loses its weights.
     """
-    alive, bar = list(runners), None
-    for end in heats(steps):
+    alive, bar = list(runners), steps
+    for end in RUNGS.ends(steps):
         for done, one in enumerate(alive):
-            one.advance(end if bar is None else min(end, bar), goal)
-            bar = one.there if one.there is not None else bar
+            one.advance(min(end, bar))  # a later one cannot win
+            bar = bar if one.there is None else one.there
             if progress is not None:
                 progress(f"training to step {end}", done, len(alive))
-        if bar is not None:
+        if end == steps or any(one.there is not None for one in alive):
             return
         alive = sorted((one for one in alive if one.finite), key=lambda one: one.losses[-1])
-        if end == steps or not alive:
-            return
-        going_on = alive[: max(HEATS.least, math.ceil(HEATS.keep * len(alive)))]
-        for one in alive[len(going_on) :]:
-            one.weights = one.state = None  # what it held may go
-        alive = going_on
+        kept = max(RUNGS.least, math.ceil(RUNGS.keep * len(alive)))
+        for one in alive[kept:]:
+            one.weights = one.state = None
+        alive = alive[:kept]
 
 
 def _result(
     settings: tuple[Hyperparameters, ...],
     goal: Target | None,
     runners: Sequence[Runner],
-    starts: tuple[str, ...] = (),
+    starts: tuple[str, ...],
 ) -> Race:
-    problems: list[Problem] = [runner.track.problem for runner in runners]
-    for problem in {id(problem): problem for problem in problems}.values():
+    problems = list({id(one.problem): one.problem for one in runners}.values())
+    for problem in problems:
         # All settings see the same batches: what outlived a sample shows that its gradient is good.
-        own = (runner for runner in runners if runner.track.problem is problem)
+        own = (one for one in runners if one.problem is problem)
         problem.check_gradients(max(own, key=lambda one: (one.done, one.finite)).losses)
-    n, one = len(problems[0].f0), settings[0]
-    share = (one.batch_size or n) / n
-    spent = sum(runner.done * share + runner.looks / STEP for runner in runners)
-    ends = [(r.there if r.there is not None else one.steps + 1, r.losses[-1]) for r in runners]
-    in_it = [i for i, r in enumerate(runners) if r.weights is not None and r.finite]
-    first = min(in_it, key=lambda i: ends[i], default=None)
-    notes = dict.fromkeys(note for problem in problems for note in problem.notes)
-    return Race(
-        settings, goal,
-        np.array([-1 if runner.there is None else runner.there for runner in runners]),
-        tuple(np.array(runner.losses) for runner in runners),
-        tuple(np.array(runner.at) for runner in runners),
-        float(spent / (one.steps * share)),
-        None if first is None else problems[first].restore(runners[first].weights),
-        np.array([runner.finite for runner in runners]), tuple(notes), starts,
+    samples, setting = len(problems[0].f0), settings[0]
+    share = (setting.batch_size or samples) / samples
+    spent = sum(one.done * share + one.looks / STEP for one in runners)
+    times = np.array([-1 if one.there is None else one.there for one in runners])
+    race = Race(
+        settings, goal, times,
+        tuple(np.array(one.losses) for one in runners),
+        tuple(np.array(one.at) for one in runners),
+        float(spent / (setting.steps * share)), None,
+        tuple(dict.fromkeys(note for problem in problems for note in problem.notes)), starts,
     )  # fmt: skip
+    first = runners[race.places()[0]]
+    if not first.finite:
+        return race
+    return dataclasses.replace(race, params=first.problem.restore(first.weights))

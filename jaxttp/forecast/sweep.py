@@ -9,10 +9,9 @@ passes over rates at which the kernel soon outgrows them. So those that lead are
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
@@ -40,7 +39,7 @@ from jaxttp.forecast.predict import forecast_along
 from jaxttp.forecast.prediction import Prediction
 from jaxttp.forecast.problem import Problem
 from jaxttp.forecast.stability import batch_factor, rises
-from jaxttp.forecast.swept import FEW, SHOWN, Sweep
+from jaxttp.forecast.swept import FEW, FIRST, Sweep, held_to
 from jaxttp.forecast.training_setup import Descent, Hyperparameters, check_descent, check_settings
 from jaxttp.forecast.uncertainty import trust_in_speeds
 from jaxttp.losses import Loss, get_loss
@@ -48,8 +47,7 @@ from jaxttp.losses.rule import TRAIN_CURVES, Rule, Target, Values, check_targets
 from jaxttp.ntk.estimators import KernelEstimator
 from jaxttp.ntk.kernels import Kernel, KernelLike
 
-Progress = Callable[[str, int, int], None]
-StepSeconds = float | Mapping[int | None, float] | Sequence[float] | np.ndarray | None
+StepSeconds = float | Sequence[float] | np.ndarray | None
 
 LEAST, MOST = 2, 8
 """So many settings are forecast again, at least and at most."""
@@ -91,10 +89,10 @@ def sweep(  # noqa: PLR0913
         y: integer labels (N,) or targets (N, C).
         settings: what to forecast; `grid` makes combinations. Those that are not "sgd" without
             weight decay are followed one by one, and algorithms that know no kernel, such as
-            "adamw", by training the linearised network: about a training each by cost
-            (`Sweep.simulated`), which a `race` does not take.
+            "adamw", by training the linearised network: about a training each by cost, which a
+            `race` does not take.
         loss: of all settings, a name or a `Loss`; when None their own, as ``grid(loss=)`` names
-            them, "cross_entropy" unless told.
+            it, "cross_entropy" unless told.
         thresholds: the epsilons, shares in (0, 1) for the rule "relative"; 0.01, 0.1 and 0.4 when
             None.
         target_loss: losses on the training samples to get below, one or several, each above 0. The
@@ -118,17 +116,17 @@ def sweep(  # noqa: PLR0913
         kernel: how kernels come about, such as ``jaxttp.ntk.Sketched(4096, key)``, in place of the
             keywords that name it.
         max_bytes: bound on the exact kernel's working memory, in bytes.
-        step_seconds: seconds of one training step, as `time_step` measures them: one number, one
-            for every batch size that occurs, or one for every setting (S,).
+        step_seconds: seconds of one training step, as `time_step` measures them: one number, or
+            one for every setting (S,).
 
     Returns:
         A `Sweep`. Where no target is given it chooses one for all settings (`shared_goal`, by the
-        middle threshold), unless they have several losses.
+        middle threshold).
 
     Raises:
-        ValueError: no settings; a batch size without a key or above N; thresholds out of range;
-            options that would do nothing; whatever `predict_training_time` refuses of model and
-            data.
+        ValueError: no settings, or of several losses; a batch size without a key or above N;
+            thresholds out of range; options that would do nothing; whatever
+            `predict_training_time` refuses of model and data.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -147,21 +145,17 @@ def sweep(  # noqa: PLR0913
     settings = check_settings(settings, loss)
     check_known(params=params, x=x, y=y)
     x = check_samples("x", x)
-    reading = Rule.of(thresholds, rule, metric, smooth, window)
     Keywords(relinearize=relinearize).check()
+    reading = Rule.of(thresholds, rule, metric, smooth, window)
     targets = targets_of(target_loss, target_error)
-    wanted = Wanted.of(settings, count(x), reading, targets, key, protocol, step_seconds)
+    plan = SweepPlan(settings, count(x), reading, targets, key, protocol, step_seconds)
     estimator = choose_kernel(sketch_dim, key, None, max_bytes, kernel)
     check_processes(x, estimator)
-    losses = list(dict.fromkeys(one.loss for one in wanted.settings))
-    problem = Problem.of(apply_fn, params, x, y, loss=losses[0], trainable=trainable)
+    problem = Problem.of(apply_fn, params, x, y, loss=plan.loss, trainable=trainable)
     check_tokens(problem, estimator)
-    y = problem.labels
-    for other in losses[1:]:
-        problem.with_loss(other, y)  # refuses labels that do not suit it
     lines = Linearizer(problem, estimator)
-    swept = forecast_leaders(screen(lines, y, wanted), lines, y, wanted, relinearize=relinearize)
-    return with_trust(swept, lines, y, wanted)
+    swept = forecast_leaders(screen(lines, plan), lines, plan, relinearize=relinearize)
+    return with_trust(swept, lines, plan, swept.shown())
 
 
 def sweep_kernel(
@@ -215,58 +209,72 @@ def sweep_kernel(
     """
     check_known(kernel=kernel, f0=f0, y=y)
     f0 = check_array("f0", f0)
-    n = len(f0) if f0.ndim else None
     reading = Rule.of(thresholds, rule, metric, smooth, window)
-    wanted = Wanted.of(settings, n, reading, targets, key, protocol, step_seconds)
-    for one in wanted.settings:
+    samples = len(f0) if f0.ndim else None
+    settings = check_settings(settings)
+    for one in settings:
         check_descent("settings", one, "jaxttp.sweep does, which has the network.")
-    return screen_kernel(kernel, f0, y, wanted)
+    plan = SweepPlan(settings, samples, reading, tuple(targets), key, protocol, step_seconds)
+    theta, f0, targets, exact, _, _ = check_problem(kernel, f0, y, plan.loss)
+    return with_shared_goal(_together(theta, f0, targets, exact, plan))
 
 
-class Wanted(NamedTuple):
-    """What a sweep is asked for, checked before anything is computed.
+@dataclasses.dataclass(frozen=True)
+class SweepPlan:
+    """The arguments of a sweep, checked before anything is computed.
 
     Attributes:
-        settings: which.
+        settings: what is forecast, S of them, of one loss.
+        samples: N, where that is known.
         rule: by which times are read.
         targets: losses and errors to get below.
         key: of the batches.
-        protocol: how they are drawn.
-        seconds: of a step of every setting (S,), or None.
+        protocol: how they are drawn; "epochs" when None.
+        step_seconds: of every setting (S,), of all of them, or None.
     """
 
     settings: tuple[Hyperparameters, ...]
+    samples: int | None
     rule: Rule
-    targets: tuple[Target, ...]
-    key: Array | None
-    protocol: str
-    seconds: np.ndarray | None
+    targets: tuple[Target, ...] = ()
+    key: Array | None = None
+    protocol: Any = None
+    step_seconds: Any = None
+
+    def __post_init__(self) -> None:
+        settings = self.settings
+        losses = {get_loss(one.loss) for one in settings}
+        if len(losses) > 1:
+            names = ", ".join(sorted(one.name for one in losses))
+            raise ValueError(
+                f"settings must share one loss, to be compared; got {names}: sweep the settings of "
+                "each by themselves."
+            )
+        remedy = "A sweep is about the training samples; ask predict_training_time, with x_test."
+        targets = check_targets(self.targets, known=TRAIN_CURVES, remedy=remedy)
+        self.rule.check(min(one.steps for one in settings))
+        sizes = [one.batch_size for one in settings if one.batch_size is not None]
+        protocol = check_batches(max(sizes, default=None), self.key, self.protocol, self.samples)
+        check_known(key=self.key)
+        seconds = self.step_seconds
+        if seconds is not None:
+            seconds = [seconds] * len(settings) if np.ndim(seconds) == 0 else seconds
+            if len(seconds) != len(settings):
+                raise ValueError(
+                    "step_seconds must be one number, or one a setting, "
+                    f"{len(settings)}; got {len(seconds)}."
+                )
+            for i, one in enumerate(seconds):
+                check_number(f"step_seconds[{i}]", one, above=0.0)
+            seconds = np.asarray(seconds, np.float64)
+        checked = {"targets": targets, "protocol": protocol, "step_seconds": seconds}
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
 
     @property
-    def by_error(self) -> bool:
-        """Whether the error of every step is read."""
-        return "error" in (self.rule.metric, *(target.metric for target in self.targets))
-
-    @classmethod
-    def of(
-        cls,
-        settings: Sequence[Hyperparameters],
-        n: int | None,
-        rule: Rule,
-        targets: Iterable[Target],
-        key: Array | None,
-        protocol: str | None,
-        step_seconds: StepSeconds,
-    ) -> "Wanted":
-        """Checked; of N samples, where that is known."""
-        settings = check_settings(settings)
-        remedy = "A sweep is about the training samples; ask predict_training_time, with x_test."
-        targets = check_targets(targets, known=TRAIN_CURVES, remedy=remedy)
-        rule.check(min(one.steps for one in settings))
-        sizes = [one.batch_size for one in settings if one.batch_size is not None]
-        protocol = check_batches(max(sizes, default=None), key, protocol, n)
-        check_known(key=key)
-        return cls(settings, rule, targets, key, protocol, _step_seconds(step_seconds, settings))
+    def loss(self) -> str | Loss:
+        """Of all settings."""
+        return self.settings[0].loss
 
     def descent(self, one: Hyperparameters) -> Descent:
         """The training of a setting."""
@@ -278,213 +286,83 @@ class Wanted(NamedTuple):
         return Descent.of(optimizer=one.optimizer(), **common)
 
 
-def _step_seconds(given: Any, settings: Sequence[Hyperparameters]) -> np.ndarray | None:
-    """Seconds of a step of every setting (S,), by batch size, by setting or alike."""
-    if given is None:
-        return None
-    if isinstance(given, Mapping):
-        missing = {one.batch_size for one in settings} - set(given)
-        if missing:
-            raise ValueError(
-                f"step_seconds has no entry for batch size {missing.pop()!r}; measure it with "
-                "time_step(..., batch_size=...) (None stands for full batches)."
-            )
-        given = [given[one.batch_size] for one in settings]
-    elif np.ndim(given) == 0:
-        given = [given] * len(settings)
-    if len(given) != len(settings):
-        raise ValueError(
-            f"step_seconds must be one number a setting, {len(settings)}; got {len(given)}."
-        )
-    for i, seconds in enumerate(given):
-        check_number(f"step_seconds[{i}]", seconds, above=0.0)
-    return np.asarray(given, np.float64)
-
-
-class _Followed(NamedTuple):
-    """Curves of all settings, held at their ends, and what their rates are held against."""
-
-    losses: np.ndarray
-    errors: np.ndarray
-    stable: np.ndarray
-    limits: np.ndarray
-    in_square: np.ndarray
-
-    @classmethod
-    def of(cls, wanted: Wanted) -> "_Followed":
-        """Room for them."""
-        size, horizon = len(wanted.settings), max(one.steps for one in wanted.settings)
-        columns = horizon + 1 if wanted.by_error else 1
-        return cls(
-            np.zeros((size, horizon + 1)), np.zeros((size, columns)), np.zeros(size, bool),
-            np.zeros(size), np.ones(size),
-        )  # fmt: skip
-
-
-def screen(lines: Linearizer, y: Any, wanted: Wanted) -> Sweep:
-    """A sweep of a network along its first linearisation alone.
-
-    Args:
-        lines: of the problem.
-        y: integer labels (N,) or targets (N, C).
-        wanted: the options of `sweep`, checked.
-    """
-    others = [i for i, one in enumerate(wanted.settings) if not one.is_heavy_ball]
-    ways = {}
-    for i in others:  # what cannot be followed is refused before anything is
-        descent = wanted.descent(wanted.settings[i])
-        ways[i] = Keywords(relinearize=0).choose(descent, lines.problem.weights)
-        loss = get_loss(wanted.settings[i].loss)
-        ways[i].check(descent, lines.problem.weights, loss)
-    forecasts, trainings = {}, None
-    for done, i in enumerate(others):
-        lines.report("following other algorithms", done, len(others))
-        one, descent = wanted.settings[i], wanted.descent(wanted.settings[i])
-        if ways[i].kernels:
-            _ = lines.first  # one kernel for all
-        beside = _lines_of(lines, one, y)
+def screen(lines: Linearizer, plan: SweepPlan) -> Sweep:
+    """A sweep of a network along its first linearization alone."""
+    problem, alone = lines.problem, {}
+    for i, one in enumerate(plan.settings):  # what cannot be followed is refused before any is
+        if not one.is_heavy_ball:
+            descent = plan.descent(one)
+            dynamics = Keywords(relinearize=0).choose(descent, problem.weights)
+            dynamics.check(descent, problem.weights, problem.loss)
+            alone[i] = descent, dynamics
+    together = len(alone) < len(plan.settings)
+    if together or any(dynamics.kernels for _, dynamics in alone.values()):
+        _ = lines.first  # one kernel for all
+    forecasts = {}
+    for done, (i, (descent, dynamics)) in enumerate(alone.items()):
+        lines.report("following other algorithms", done, len(alone))
         forecasts[i] = forecast_along(
-            beside, descent, ways[i], wanted.rule, targets=wanted.targets,
-            asks_limit=ways[i].kernels,  # of what trains the linearised network none is known
+            lines.contrasted(), descent, dynamics, plan.rule, targets=plan.targets,
+            asks_limit=dynamics.kernels,  # of what trains the linearised network none is known
         )  # fmt: skip
-        trainings = (trainings or 0.0) + _trainings(forecasts[i])
-    found = _Followed.of(wanted)
-    if len(others) < len(wanted.settings):
-        _follow_together(found, lines.first, lines.problem.f0, y, wanted)
+    kernel = lines.first if together else None
+    swept = _together(kernel, problem.f0, problem.targets, problem.loss, plan)
+    swept = swept.with_forecasts(forecasts)
     for i, one in forecasts.items():
-        loss, error = (np.asarray(curve, np.float64) for curve in (one.loss, one.error))
-        found.losses[i] = held_to(loss, found.losses.shape[1])
-        columns = found.errors.shape[1]
-        found.errors[i] = held_to(error, columns) if columns > 1 else error[-1]
-        found.limits[i] = one.max_learning_rate
-        found.stable[i] = one.stable
-    return dataclasses.replace(
-        _read(found, len(lines.problem.f0), wanted), forecasts=forecasts, trainings=trainings,
-        trust={i: one.trust for i, one in forecasts.items()}, notes=lines.problem.notes,
-    )  # fmt: skip
+        swept.max_learning_rate[i] = swept.rate_limit[i] = one.max_learning_rate
+    return with_shared_goal(dataclasses.replace(swept, notes=problem.notes))
 
 
-def screen_kernel(kernel: KernelLike, f0: ArrayLike, y: Any, wanted: Wanted) -> Sweep:
-    """The same of a kernel that exists already, heavy-ball descent alone.
+def _together(
+    kernel: Kernel | None, f0: Array, targets: Array, exact: Loss, plan: SweepPlan
+) -> Sweep:
+    """All heavy-ball settings on one kernel, those of a batch size together.
 
-    Args:
-        kernel: Theta (N, C, N, C), or (N, N) for K ⊗ I_C.
-        f0: outputs before training (N, C).
-        y: integer labels (N,) or targets (N, C).
-        wanted: the options of `sweep_kernel`, checked.
+    Rows of other settings are left for others to fill; where there are no other rows the kernel is
+    None.
     """
-    found = _Followed.of(wanted)
-    _follow_together(found, kernel, f0, y, wanted)
-    return _read(found, np.shape(f0)[0], wanted)
-
-
-def _lines_of(lines: Linearizer, one: Hyperparameters, y: Any) -> Linearizer:
-    """Linearisations of the same problem with the loss of a setting, counted by themselves."""
-    problem = lines.problem
-    if get_loss(one.loss).keyed(problem.f0, problem.targets) != problem.loss:
-        problem = problem.with_loss(one.loss, y)
-    return lines.contrasted(problem)
-
-
-def _trainings(found: Prediction) -> float:
-    """What a forecast cost, in trainings."""
-    return found.cost.operations / found.cost.training_operations
-
-
-def _read(found: _Followed, n: int, wanted: Wanted) -> Sweep:
-    """Curves as a sweep."""
-    settings, reading = wanted.settings, wanted.rule
-    horizons = np.array([one.steps for one in settings])
-    rules = (reading, *(target.rule(reading.smooth) for target in wanted.targets))
-    times, *to_targets = (
-        read_times(one.curve(found.losses, found.errors), found.stable, horizons, one)
-        for one in rules
-    )
-    swept = Sweep(
-        settings, n, reading.thresholds, reading.kind, times,
-        found.losses[:, -1], found.errors[:, -1], found.stable, found.limits, found.losses,
-        wanted.seconds, reading.metric, found.errors if wanted.by_error else None,
-        rate_limit=found.in_square * found.limits, targets=wanted.targets,
-        target_steps=np.concatenate([times[:, :0], *to_targets], axis=1), smooth=reading.smooth,
-    )  # fmt: skip
-    return _with_shared_goal(swept, reading)
-
-
-def _follow_together(
-    out: _Followed, kernel: KernelLike, f0: ArrayLike, y: Any, wanted: Wanted
-) -> None:
-    """All heavy-ball settings, those of a loss and a batch size together."""
-    settings = wanted.settings
-    groups: dict[tuple, list[int]] = defaultdict(list)
+    settings, samples = plan.settings, len(f0)
+    size, horizon = len(settings), max(one.steps for one in settings)
+    loss, error = np.zeros((size, horizon + 1)), np.zeros((size, horizon + 1))
+    stable, limits, in_square = np.zeros(size, bool), np.zeros(size), np.ones(size)
+    groups: dict[int | None, list[int]] = defaultdict(list)
     for i, one in enumerate(settings):
         if one.is_heavy_ball:
-            groups[get_loss(one.loss), one.batch_size].append(i)
-    losses = dict.fromkeys(settings[i].loss for members in groups.values() for i in members)
-    problems = {loss: check_problem(kernel, f0, y, loss)[:4] for loss in losses}
-    for (_, batch_size), members in groups.items():
-        theta, start, targets, loss = problem = problems[settings[members[0]].loss]
-        indices = None
+            groups[one.batch_size].append(i)
+    limit = np.inf if kernel is None else float(max_learning_rate(kernel, f0, targets, loss=exact))
+    chunk = max(1, _CHUNK_BYTES // (5 * f0.size * f0.dtype.itemsize))
+    problem = kernel, f0, targets, exact
+    for batch_size, members in groups.items():
+        indices, factors = None, {}  # of limits in mean square, by momentum
         if batch_size is not None:
             longest = max(settings[i].steps for i in members)
-            indices = batch_indices(
-                wanted.key, len(start), batch_size, longest, protocol=wanted.protocol
+            indices = batch_indices(plan.key, samples, batch_size, longest, protocol=plan.protocol)
+        for rows in (members[low : low + chunk] for low in range(0, len(members), chunk)):
+            part = [settings[i] for i in rows]
+            steps = max(one.steps for one in part)
+            rates = np.zeros((steps, len(part)))  # a rate of zero holds the outputs
+            for column, one in enumerate(part):
+                rates[: one.steps, column] = one.rates()
+            momenta = jnp.asarray([one.momentum for one in part], f0.dtype)
+            drawn = None if indices is None else indices[:steps]
+            curves = heavy_ball_curves(
+                kernel, f0, targets, jnp.asarray(rates, f0.dtype), momenta, drawn, exact
             )
-        size = max(1, _CHUNK_BYTES // (5 * start.size * start.dtype.itemsize))
-        for low in range(0, len(members), size):
-            part = members[low : low + size]
-            some = [settings[i] for i in part]
-            found = _run(theta, start, targets, loss, some, indices, wanted.by_error)
-            out.losses[part] = held_to(found[0].T, out.losses.shape[1])
-            out.errors[part] = held_to(found[1].T, out.errors.shape[1])
-            out.stable[part] = found[2]
-        _set_limits(out, problem, settings, members, wanted.protocol)
+            losses, errors, stable[rows] = (np.asarray(curve) for curve in curves)
+            loss[rows] = held_to(losses.T, horizon + 1)
+            error[rows] = held_to(errors.T, horizon + 1)
         for i in members:
-            below = settings[i].rates().max() < out.in_square[i] * out.limits[i]
-            out.stable[i] &= below and not rises(out.losses[i])
-
-
-def _set_limits(
-    out: _Followed,
-    problem: tuple,
-    settings: Sequence[Hyperparameters],
-    members: Sequence[int],
-    protocol: str,
-) -> None:
-    """The limits of settings of one loss and batch size; schedules with batches have two."""
-    theta, start, targets, loss = problem
-    limit = float(max_learning_rate(theta, start, targets, loss=loss))
-    factors: dict[float, float] = {}
-    for i in members:
-        momentum, batch_size = settings[i].momentum, settings[i].batch_size
-        out.limits[i] = limit * (1.0 + momentum)
-        if batch_size is None or np.ptp(settings[i].rates()) == 0:
-            continue
-        if momentum not in factors:
-            factors[momentum] = batch_factor(problem, momentum, batch_size, protocol)
-        out.in_square[i] = factors[momentum]
-
-
-def _run(
-    kernel: Kernel,
-    start: Array,
-    targets: Array,
-    loss: Loss,
-    settings: Sequence[Hyperparameters],
-    indices: Array | None,
-    all_errors: bool,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Loss curves (T + 1, S), errors (1 or T + 1, S) and who did not diverge (S,)."""
-    steps = max(one.steps for one in settings)
-    rates = np.zeros((steps, len(settings)))  # a rate of zero holds the outputs
-    for i, one in enumerate(settings):
-        rates[: one.steps, i] = one.rates()
-    momenta = jnp.asarray([one.momentum for one in settings], start.dtype)
-    if indices is not None:
-        indices = indices[:steps]
-    rates = jnp.asarray(rates, start.dtype)
-    found = heavy_ball_curves(kernel, start, targets, rates, momenta, indices, loss)
-    curves, errors, alive = (np.asarray(part) for part in found)
-    return curves.astype(np.float64), errors if all_errors else errors[-1:], alive
+            momentum, rates = settings[i].momentum, settings[i].rates()
+            limits[i] = limit * (1.0 + momentum)
+            if batch_size is not None and np.ptp(rates) > 0:  # schedules with batches
+                if momentum not in factors:
+                    factors[momentum] = batch_factor(problem, momentum, batch_size, plan.protocol)
+                in_square[i] = factors[momentum]
+            stable[i] &= rates.max() < in_square[i] * limits[i] and not rises(loss[i])
+    return Sweep(
+        settings, samples, plan.rule, loss, error, stable, limits, in_square * limits,
+        plan.targets, step_seconds=plan.step_seconds,
+    )  # fmt: skip
 
 
 def shared_goal(curves: np.ndarray, share: float, metric: str = "loss") -> Target | None:
@@ -513,86 +391,72 @@ def shared_goal(curves: np.ndarray, share: float, metric: str = "loss") -> Targe
     return Target(rounded, metric) if rounded < first else None
 
 
-def _with_shared_goal(swept: Sweep, rule: Rule, curves: np.ndarray | None = None) -> Sweep:
+def with_shared_goal(swept: Sweep) -> Sweep:
     """The sweep ranked by a goal for all (`shared_goal`), where none was given and one makes sense.
 
-    Not where settings have several losses, whose values say nothing of each other, nor where the
-    rule measures all by the same values already.
-
-    Args:
-        swept: with targets, if any, of the user's or of this function's choice.
-        rule: by which it was read.
-        curves: those whose ends count, (S, T + 1); of all stable settings when None.
+    Not where the rule measures all by the same values already. It is chosen by the ends of what was
+    followed along rebuilt kernels, where any of that is stable.
     """
-    losses = {one.loss for one in swept.settings}
-    if (swept.targets and not swept.shared) or len(losses) > 1 or rule.kind != "relative":
+    rule = swept.rule
+    if (swept.targets and not swept.shared) or rule.kind != "relative":
         return swept
-    ends = rule.curve(swept.loss, swept.error)[swept.stable] if curves is None else curves
-    goal = shared_goal(ends, rule.thresholds[len(rule.thresholds) // 2], rule.metric)
-    if goal is None:
-        return swept
-    horizons = np.array([one.steps for one in swept.settings])
-    curve = rule.curve(swept.loss, swept.error)
-    times = read_times(curve, swept.stable, horizons, goal.rule(rule.smooth))
-    return dataclasses.replace(swept, targets=(goal,), target_steps=times, shared=True)
+    followed = np.isin(np.arange(len(swept.settings)), swept.relinearized)
+    ends = swept.stable & followed if np.any(swept.stable & followed) else swept.stable
+    share = rule.thresholds[len(rule.thresholds) // 2]
+    goal = shared_goal(rule.curve(swept.loss, swept.error)[ends], share, rule.metric)
+    return swept if goal is None else dataclasses.replace(swept, targets=(goal,), shared=True)
 
 
 def forecast_leaders(
-    screened: Sweep,
-    lines: Linearizer,
-    y: Any,
-    wanted: Wanted,
-    *,
-    relinearize: int | str = "auto",
+    screened: Sweep, lines: Linearizer, plan: SweepPlan, *, relinearize: int | str = "auto"
 ) -> Sweep:
     """The same sweep, with its leading settings forecast again along rebuilt kernels.
 
     Best first (`_next`), two at least and eight at most; of eight settings or fewer all that are
     stable. Kernels are rebuilt as often as the default budget allows. A goal that the sweep chose
     is chosen again by the ends of those that were followed. Those of algorithms that know no kernel
-    (`Sweep.simulated`) stay as they are.
+    stay as they are.
 
     Args:
         screened: on this first kernel.
         lines: of the problem.
-        y: integer labels (N,) or targets (N, C).
-        wanted: the options of `sweep`.
+        plan: of the sweep.
         relinearize: as in `predict_training_time`; 0 for nothing.
 
     Returns:
         A `Sweep` whose `relinearized` names the settings that were followed. Their times, curves,
         verdicts and trust are those of rebuilt kernels.
     """
-    keywords, rule = Keywords(relinearize=relinearize), wanted.rule
+    keywords, swept = Keywords(relinearize=relinearize), screened
     most = len(screened.settings) if len(screened.settings) <= FEW else MOST
-    swept, followed = screened, {}
-    spent = (screened.trainings or 0.0) + _first_kernel(lines, wanted)
-    while len(followed) < most and (waiting := _next(swept)) is not None:
-        one = swept.settings[waiting]
-        beside, descent = _lines_of(lines, one, y), wanted.descent(one)
-        way = keywords.choose(descent, beside.problem.weights)
+    followed: dict[int, Prediction] = {}
+    while len(followed) < most and (i := _next(swept)) is not None:
+        own, descent = lines.contrasted(), plan.descent(plan.settings[i])
+        dynamics = keywords.choose(descent, own.problem.weights)
         if relinearize == "auto":
-            plan = plan_forecast(way, beside.problem, descent, lines.estimator)
-            way = plan.dynamics
+            planned = plan_forecast(dynamics, own.problem, descent, lines.estimator)
+            dynamics = planned.dynamics
             if lines.progress is None and not followed:
                 what = f"forecasting up to {most} leading settings again"
                 remedy = "relinearize=0 stays with one kernel; jaxttp.race trains them"
-                announce(plan, what, remedy, forecasts=most, trainings=len(swept.settings))
-        way = suited(way, beside.problem)
-        if not isinstance(way, Relinearized | Linear):
+                announce(planned, what, remedy, forecasts=most, trainings=len(swept.settings))
+        dynamics = suited(dynamics, own.problem)
+        if not isinstance(dynamics, Relinearized | Linear):
             break
         lines.report("rebuilding kernels of the leading settings", len(followed), most)
-        found = forecast_along(beside, descent, way, rule, targets=wanted.targets)
-        followed[waiting], spent = found, spent + _trainings(found)
-        swept = _replaced(screened, followed, rule)
-    return dataclasses.replace(swept, trainings=spent)
+        followed[i] = forecast_along(own, descent, dynamics, plan.rule, targets=plan.targets)
+        swept = screened.with_forecasts(followed)
+        swept = with_shared_goal(dataclasses.replace(swept, relinearized=tuple(followed)))
+    alone = (*screened.forecasts.values(), *followed.values())
+    spent = sum(one.cost.operations / one.cost.training_operations for one in alone)
+    return dataclasses.replace(swept, trainings=_first_kernel(lines, plan) + spent)
 
 
-def _first_kernel(lines: Linearizer, wanted: Wanted) -> float:
+def _first_kernel(lines: Linearizer, plan: SweepPlan) -> float:
     """What the first kernel and its products cost, in trainings of the first setting."""
-    one = wanted.settings[0]
-    products = sum(other.is_heavy_ball for other in wanted.settings) * one.steps
-    price = Price.of(lines.problem, wanted.descent(one), lines.estimator)
+    one = plan.settings[0]
+    products = sum(other.is_heavy_ball for other in plan.settings) * one.steps
+    price = Price.of(lines.problem, plan.descent(one), lines.estimator)
     return price.forecast(lines.kernels, lines.passes, products) / price.training
 
 
@@ -603,15 +467,15 @@ def _next(swept: Sweep) -> int | None:
     limit; then the others in order, those that come nearest to the goal later, and of a few
     settings those that have nothing against them but that limit.
     """
-    done = {*swept.relinearized, *swept.simulated}
     order, nearest = swept.ranking(), swept.nearest()
-    leaders = [*order[:1], *swept.cheapest()[:1]] or nearest[:1]
-    first = [*leaders, *(_higher(swept, i) for i in leaders)]
-    enough = len(swept.relinearized) >= LEAST and len(swept.settings) > FEW
-    rest = [] if enough else [*order, *nearest]
+    leaders = [*order[:1], *swept.ranking(by_cost=True)[:1]] or nearest[:1]
+    waiting = [*leaders, *(_higher(swept, i) for i in leaders)]
     if len(swept.settings) <= FEW:
-        rest += np.flatnonzero(~swept.stable & ~rises(swept.loss)).tolist()
-    return next((i for i in (*first, *rest) if i is not None and i not in done), None)
+        within = np.flatnonzero(~swept.stable & ~rises(swept.loss)).tolist()
+        waiting += [*order, *nearest, *within]
+    elif len(swept.relinearized) < LEAST:
+        waiting += [*order, *nearest]
+    return next((i for i in waiting if i is not None and swept.method(i) == FIRST), None)
 
 
 def _higher(swept: Sweep, leader: int, *, beyond: float = 3.0) -> int | None:
@@ -620,92 +484,22 @@ def _higher(swept: Sweep, leader: int, *, beyond: float = 3.0) -> int | None:
     Up to `beyond` times the first kernel's limit: networks often survive such rates.
     """
     one = swept.settings[leader]
-    beside = [
+    higher = [
         i for i, other in enumerate(swept.settings)
-        if one.learning_rate < other.learning_rate <= beyond * swept.limits[i]
+        if one.learning_rate < other.learning_rate <= beyond * swept.rate_limit[i]
         and dataclasses.replace(other, learning_rate=one.learning_rate) == one
     ]  # fmt: skip
-    return min(beside, key=lambda i: swept.settings[i].learning_rate, default=None)
+    return min(higher, key=lambda i: swept.settings[i].learning_rate, default=None)
 
 
-def _replaced(screened: Sweep, followed: Mapping[int, Prediction], rule: Rule) -> Sweep:
-    """The sweep with the settings that were forecast in the place of the first kernel's."""
-    swept = screened
-    if swept.shared:
-        curves = [
-            np.asarray(rule.curve(one.loss, one.error), np.float64)[[0, -1]]
-            for one in followed.values()
-            if one.stable
-        ]
-        left = screened.stable.copy()
-        left[list(followed)] = False
-        rest = rule.curve(screened.loss, screened.error)[left]
-        swept = _with_shared_goal(swept, rule, np.stack(curves) if curves else rest)
-    names = ["steps", "stable", "final_loss", "final_error", "loss", "target_steps"]
-    names += [] if swept.error is None else ["error"]
-    kept = {name: getattr(swept, name).copy() for name in names}
-    for i, one in followed.items():
-        loss, error = (np.asarray(curve, np.float64) for curve in (one.loss, one.error))
-        kept["steps"][i], kept["stable"][i] = list(one.steps.values()), one.stable
-        kept["final_loss"][i], kept["final_error"][i] = loss[-1], error[-1]
-        kept["loss"][i] = held_to(loss, swept.loss.shape[1])
-        if swept.error is not None:
-            kept["error"][i] = held_to(error, swept.error.shape[1])
-        if swept.targets:
-            kept["target_steps"][i] = list(one.reach(swept.targets, smooth=rule.smooth).values())
-    return dataclasses.replace(
-        swept, **kept, forecasts={**screened.forecasts, **followed}, relinearized=tuple(followed),
-        trust={**screened.trust, **{i: one.trust for i, one in followed.items()}},
-    )  # fmt: skip
+def with_trust(swept: Sweep, lines: Linearizer, plan: SweepPlan, settings: Iterable[int]) -> Sweep:
+    """The same sweep, with `Sweep.trust` for some settings: a pass through the network or two each.
 
-
-def with_trust(
-    swept: Sweep, lines: Linearizer, y: Any, wanted: Wanted, *, only: Sequence[int] | None = None
-) -> Sweep:
-    """The same sweep, with `Sweep.trust` for the settings that it shows first.
-
-    Those are the five cheapest to what the sweep is ranked by (`Sweep.ranked_by`) and the first to
-    every other threshold and target, each for a pass through the network or two (`ask_network`).
     Those that were forecast by themselves have said it already.
-
-    Args:
-        swept: on this first kernel.
-        lines: of the problem.
-        y: integer labels (N,) or targets (N, C).
-        wanted: the options of `sweep`.
-        only: the settings to ask about, where those are known.
     """
-    goals = (*swept.targets, *swept.thresholds)
-    chosen = {i for goal in goals for i in swept.ranking(goal)[:1]} | {*swept.cheapest()[:SHOWN]}
-    chosen, trust = chosen if only is None else set(only), dict(swept.trust)
-    for i in sorted(chosen - set(trust)):
-        one = swept.settings[i]
-        witness = Recursion().witness(_lines_of(lines, one, y), wanted.descent(one))
+    trust = dict(swept.trust)
+    for i in sorted(set(settings) - set(trust)):
+        one = plan.settings[i]
+        witness = Recursion().witness(lines.contrasted(), plan.descent(one))
         trust[i] = trust_in_speeds(witness, swept.loss[i, : one.steps + 1])
     return dataclasses.replace(swept, trust=trust)
-
-
-def read_times(
-    curves: np.ndarray, stable: np.ndarray, horizons: np.ndarray, reading: Rule
-) -> np.ndarray:
-    """Steps of every setting to every threshold of a rule (S, E), each within its own horizon.
-
-    Args:
-        curves: the loss or the error, whichever is read (S, T + 1).
-        stable: the settings that count (S,).
-        horizons: steps of every setting (S,).
-        reading: the rule.
-    """
-    times = np.full((len(horizons), len(reading.thresholds)), -1)
-    for steps in set(horizons):
-        some = np.flatnonzero(stable & (horizons == steps))
-        read = jnp.asarray(curves[some, : steps + 1])
-        for column, threshold in enumerate(reading.thresholds):
-            times[some, column] = jax.vmap(lambda c, e=threshold: reading.time(c, e))(read)
-    return times
-
-
-def held_to(curves: np.ndarray, length: int) -> np.ndarray:
-    """Curves (..., t) held at their ends until they have this length."""
-    rest = [(0, 0)] * (curves.ndim - 1)
-    return np.pad(curves, [*rest, (0, length - curves.shape[-1])], mode="edge")

@@ -5,14 +5,9 @@ from jaxttp.gauss_newton._network import selection_readout as selection_readout
 from jaxttp.gauss_newton.kernel import revmlp_kernel as revmlp_kernel
 from jaxttp.gauss_newton.optimizer import GaussNewtonState as GaussNewtonState
 from jaxttp.gauss_newton.optimizer import gauss_newton as gauss_newton
-from jaxttp.gauss_newton.optimizer import scale_by_gauss_newton as scale_by_gauss_newton
 from jaxttp.gauss_newton.output_space import StepForecast as StepForecast
 from jaxttp.gauss_newton.output_space import forecast_steps as forecast_steps
 from jaxttp.gauss_newton.output_space import output_change as output_change
-from jaxttp.gauss_newton.pseudoinverse import PseudoInverse as PseudoInverse
-from jaxttp.gauss_newton.pseudoinverse import Solve as Solve
-from jaxttp.gauss_newton.pseudoinverse import apply_pseudoinverse as apply_pseudoinverse
-from jaxttp.gauss_newton.pseudoinverse import as_pseudoinverse as as_pseudoinverse
 from jaxttp.gauss_newton.reversible import revmlp_forward as revmlp_forward
 from jaxttp.gauss_newton.reversible import revmlp_inverse as revmlp_inverse
 from jaxttp.gauss_newton.update import StepInfo as StepInfo

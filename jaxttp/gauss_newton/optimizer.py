@@ -10,12 +10,12 @@ import optax
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from jaxttp._core.checks import check_choice, check_finite, check_number
+from jaxttp._core.checks import check_choice, check_number
 from jaxttp._core.compile import full_precision
 from jaxttp.gauss_newton._network import Activation, check_readout
 from jaxttp.gauss_newton.output_space import CURVATURES, change_of
 from jaxttp.gauss_newton.pseudoinverse import FINEST_RTOL, as_pseudoinverse
-from jaxttp.gauss_newton.update import StepInfo, check_problem, direction_of
+from jaxttp.gauss_newton.update import check_problem, direction_of
 from jaxttp.losses import Loss, encode_targets, get_loss
 
 INSTEAD = (
@@ -40,15 +40,12 @@ class GaussNewtonState(NamedTuple):
         steps: steps taken.
         ranks: directions kept in the last step (L, 2), N of them in an exact one; zeros before
             the first.
-        half_residuals: ‖Δ s − δ‖/‖δ‖ of every half-layer (L, 2), see `StepInfo`; ones before the
-            first step.
         residual: ‖J·Δ − P⁺ε‖/‖P⁺ε‖, the share of the wanted step that was missed: rounding for
             an exact one, 1 before the first. None with `measure=False`.
     """
 
     steps: Array
     ranks: Array
-    half_residuals: Array
     residual: Array | None
 
 
@@ -65,9 +62,7 @@ def gauss_newton(
     pseudoinverse: str = "truncate",
     rtol: ArrayLike = FINEST_RTOL,
     atol: ArrayLike = 1e-5,
-    method: str = "auto",
     key: Array | None = None,
-    max_output_change: ArrayLike | None = None,
     measure: bool = True,
 ) -> optax.GradientTransformationExtraArgs:
     """Gauss-Newton descent for a RevMLP: W ← W − α J^⊣ ε, exact where nothing is truncated.
@@ -78,36 +73,47 @@ def gauss_newton(
     `state[0].residual` says how much of the last step was missed (below 1e-3 in float32, 1e-9 in
     float64, is rounding), `state[0].ranks` how many directions it kept.
 
-    The direction needs the batch, `update(gradients, state, weights, x=, y=, bottlenecks=)`, which
-    `jaxttp.train` passes. The gradients are not used (pass the weights or zeros) unless they are
+    The parameters are the weights (L, 2, d/2, m), alone or as the only leaf of a pytree (such as
+    the `nnx.Param` state of a `RevMLP`). The direction needs the batch,
+    `update(gradients, state, weights, x=, y=, bottlenecks=)`, which `jaxttp.train` passes: `x`
+    (N, d) and `y`, the targets, `bottlenecks` in place of those given here, and `loss` and
+    `outputs`, the loss that is trained and what the trained network gives, which are held against
+    what is known here. The gradients are not used (pass the weights or zeros) unless they are
     wanted by what precedes it in a chain. Another rate or tolerance compiles nothing through
     `optax.inject_hyperparams(gauss_newton, static_args=("readout", "bottlenecks"))`.
 
     Args:
         learning_rate: α, or an optax schedule. 1 takes the whole step, which converges
             quadratically where the network is close to linear along it (standardised inputs, small
-            weights) and can diverge elsewhere: then lower it, or set `max_output_change`.
-        loss: as in `scale_by_gauss_newton`, like all that follow.
-        activation: as there.
+            weights) and can diverge elsewhere: then lower it.
+        loss: "squared_error", "cross_entropy", "binary_cross_entropy" or a `Loss`; None for the
+            one that `update` is given, or else the squared error.
+        activation: as in `gauss_newton_direction`.
         readout: as there.
-        bottlenecks: as there.
-        embed: as there. A `RevMLP` gives these four: `gauss_newton(0.5, **model.parts)`.
-        curvature: as there.
-        damping: as there.
-        pseudoinverse: as there. The literature truncates at rtol = 0.01, which keeps a part of the
-            directions only.
-        rtol: as there.
+        bottlenecks: V (L, 2, m, d/2), or None for those that `update` is given, or else the
+            identity.
+        embed: makes x_0 (N, d) of the `x` of `update`, such as `RevMLP.embed`; None for `x` itself.
+            A `RevMLP` gives these four: `gauss_newton(0.5, **model.parts)`.
+        curvature: "identity" (GN) or "hessian" (generalised GN), see `output_change`.
+        damping: of the Hessian, see `output_change`.
+        pseudoinverse: as in `gauss_newton_direction`. The literature truncates at rtol = 0.01,
+            which keeps a part of the directions only.
+        rtol: as there, but 1e-6 by default, which keeps all that float32 resolves; damping and
+            Tikhonov want one like 0.01.
         atol: as there.
-        method: as there.
-        key: as there.
-        max_output_change: as there.
-        measure: as there.
+        key: of "noise", from which every step derives its own.
+        measure: whether the state reports the residual at x_L (one more forward tangent pass); it
+            is None otherwise.
 
     Returns:
-        `optax.chain(scale_by_gauss_newton(...), optax.scale_by_learning_rate(learning_rate))`.
+        A chain of the Gauss-Newton direction, with a `GaussNewtonState`, and
+        `optax.scale_by_learning_rate(learning_rate)`.
 
     Raises:
-        ValueError: options that are not known or out of range.
+        ValueError: options that are not known or out of range; in `update`, missing data,
+            parameters that are not the weights of one RevMLP, or another loss than the trained one.
+        equinox.EquinoxRuntimeError: in `update`, `outputs` that are not those of this network;
+            what `gauss_newton_direction` finds at run time.
 
     Example:
         >>> import jax, jax.numpy as jnp, optax
@@ -128,98 +134,16 @@ def gauss_newton(
     """
     if not callable(learning_rate):
         check_number("learning_rate", learning_rate)
-    direction = scale_by_gauss_newton(
-        loss=loss, activation=activation, readout=readout, bottlenecks=bottlenecks, embed=embed,
-        curvature=curvature, damping=damping, pseudoinverse=pseudoinverse, rtol=rtol, atol=atol,
-        method=method, key=key, max_output_change=max_output_change, measure=measure,
-    )  # fmt: skip
-    return optax.chain(direction, optax.scale_by_learning_rate(learning_rate))
-
-
-def scale_by_gauss_newton(
-    *,
-    loss: str | Loss | None = None,
-    activation: Activation | Sequence[Activation] = "relu",
-    readout: ArrayLike | None = None,
-    bottlenecks: ArrayLike | None = None,
-    embed: Callable[[Any], Array] | None = None,
-    curvature: str = "identity",
-    damping: ArrayLike = 1e-3,
-    pseudoinverse: str = "truncate",
-    rtol: ArrayLike = FINEST_RTOL,
-    atol: ArrayLike = 1e-5,
-    method: str = "auto",
-    key: Array | None = None,
-    max_output_change: ArrayLike | None = None,
-    measure: bool = True,
-) -> optax.GradientTransformationExtraArgs:
-    """Replaces the updates by the Gauss-Newton direction; chain it with what should follow.
-
-    The parameters are the weights (L, 2, d/2, m), alone or as the only leaf of a pytree (such as
-    the `nnx.Param` state of a `RevMLP`). The batch comes as extra arguments of `update`, as
-    `jaxttp.train` passes them: `x` (N, d) and `y`, the targets, or `epsilon` (N, C) in their place.
-    It also takes `bottlenecks`, in place of those given here; a `key` for what draws; and
-    `loss` and `outputs`, the loss that is trained and what the trained network gives: they are
-    held against what is known here.
-
-    Args:
-        loss: "squared_error", "cross_entropy", "binary_cross_entropy" or a `Loss`; None for the
-            one that `update` is given, or else the squared error.
-        activation: as in `gauss_newton_direction`.
-        readout: as there.
-        bottlenecks: V (L, 2, m, d/2), or None for those that `update` is given, or else the
-            identity.
-        embed: makes x_0 (N, d) of the `x` of `update`, such as `RevMLP.embed`; None for `x` itself.
-        curvature: "identity" (GN) or "hessian" (generalised GN), see `output_change`.
-        damping: of the Hessian, see `output_change`.
-        pseudoinverse: as in `gauss_newton_direction`.
-        rtol: as there, but 1e-6 by default, which keeps all that float32 resolves; the literature's
-            truncation is 0.01, damping and Tikhonov want one like it.
-        atol: as there.
-        method: as there.
-        key: of "noise", from which every step derives its own; None where every `update` is given
-            one as an extra argument.
-        max_output_change: if given, ε is scaled down so that no output is asked to change by more
-            than this per unit of learning rate: step control without a line search.
-        measure: whether the state reports the residual at x_L (one more forward tangent pass); it
-            is None otherwise.
-
-    Returns:
-        An optax transformation with a `GaussNewtonState`.
-
-    Raises:
-        ValueError: options that are not known or out of range; in `update`, missing data,
-            parameters that are not the weights of one RevMLP, or another loss than the trained one.
-        equinox.EquinoxRuntimeError: in `update`, `outputs` that are not those of this network;
-            what `gauss_newton_direction` finds at run time.
-
-    Example:
-        >>> import optax
-        >>> optimizer = optax.chain(scale_by_gauss_newton(loss="cross_entropy"),
-        ...                         optax.clip_by_global_norm(1.0),
-        ...                         optax.add_decayed_weights(1e-4),
-        ...                         optax.scale_by_learning_rate(0.1))
-
-    Source:
-        XGN Algorithm 1; the step control is ours.
-    """
     own_loss = None if loss is None else get_loss(loss)
     check_choice("curvature", curvature, CURVATURES)
     check_number("damping", damping, at_least=0)
-    inverse = as_pseudoinverse(pseudoinverse, rtol=rtol, atol=atol, method=method, key=key)
-    if max_output_change is not None:
-        check_number("max_output_change", max_output_change, above=0)
+    inverse = as_pseudoinverse(pseudoinverse, rtol=rtol, atol=atol, key=key)
 
     def init(params: Any) -> GaussNewtonState:
         weights = _single_leaf(params)[0]
-        shape = weights.shape[:2]
+        ranks = jnp.zeros(weights.shape[:2], jnp.int32)
         missed = jnp.ones((), weights.dtype) if measure else None
-        return GaussNewtonState(
-            jnp.zeros((), jnp.int32),
-            jnp.zeros(shape, jnp.int32),
-            jnp.ones(shape, weights.dtype),
-            missed,
-        )
+        return GaussNewtonState(jnp.zeros((), jnp.int32), ranks, missed)
 
     @full_precision
     def update(
@@ -229,49 +153,40 @@ def scale_by_gauss_newton(
         *,
         x: Any = None,
         y: Any = None,
-        epsilon: ArrayLike | None = None,
         bottlenecks: ArrayLike | None = bottlenecks,
-        key: Array | None = None,
         loss: Loss | None = None,
         outputs: Array | None = None,
         **extra: Any,
     ) -> tuple[Any, GaussNewtonState]:
         del updates, extra
-        _check_given(params, x, y, epsilon)
+        if params is None or x is None or y is None:
+            raise ValueError(f"gauss_newton needs the weights and the batch, x and y. {INSTEAD}")
         trained = _agreed(own_loss, loss)
         leaf, structure = _single_leaf(params)
-        now = inverse.fresh(key, state.steps)
+        now = inverse.at_step(state.steps)
         start = x if embed is None else embed(x)
         network, states, names = check_problem(leaf, bottlenecks, start, activation, now)
         p = check_readout(readout, 2 * network.half, network.weights.dtype)
         classes = states.shape[1] if p is None else p.shape[0]
         shape = jax.ShapeDtypeStruct((states.shape[0], classes), network.weights.dtype)
-        _check_shape(outputs, shape.shape)
-        targets, used = _targets(trained, y, epsilon, shape)
+        if outputs is not None and outputs.shape != shape.shape:
+            raise ValueError(
+                f"the outputs that are trained have shape {outputs.shape}, those of the network "
+                f"that gauss_newton knows {shape.shape}; {PARTS}"
+            )
+        targets, trained = encode_targets(trained, y, shape)
 
         def wanted(outputs: Array) -> Array:
-            change = targets.astype(outputs.dtype)
-            if y is not None:
-                change = change_of(used, outputs, change, curvature, damping)
-            return _limited(change, max_output_change)
+            return change_of(trained, outputs, targets.astype(outputs.dtype), curvature, damping)
 
         direction, info, own = direction_of(network, states, wanted, names, p, now, measure=measure)
         direction = _check_outputs(direction, own, outputs, states)
-        return jax.tree.unflatten(structure, [direction.astype(leaf.dtype)]), _next(state, info)
+        steps = jnp.asarray(optax.safe_increment(state.steps))
+        direction = jax.tree.unflatten(structure, [direction.astype(leaf.dtype)])
+        return direction, GaussNewtonState(steps, info.ranks, info.residual)
 
-    return optax.GradientTransformationExtraArgs(cast(Any, init), cast(Any, update))
-
-
-def _check_given(params: Any, x: Any, y: Any, epsilon: Any) -> None:
-    """`ValueError` for an `update` that says too little, or too much."""
-    if x is None and y is None and epsilon is None:
-        raise ValueError(f"gauss_newton needs the batch beside the gradients. {INSTEAD}")
-    if params is None or x is None or (y is None) == (epsilon is None):
-        raise ValueError(
-            "gauss_newton needs the weights, the batch and exactly one of its targets and its "
-            "epsilon: optimizer.update(gradients, state, weights, x=x, y=y, "
-            "bottlenecks=bottlenecks)."
-        )
+    direction = optax.GradientTransformationExtraArgs(cast(Any, init), cast(Any, update))
+    return optax.chain(direction, optax.scale_by_learning_rate(learning_rate))
 
 
 def _agreed(own: Loss | None, trained: Loss | None) -> Loss:
@@ -286,39 +201,6 @@ def _agreed(own: Loss | None, trained: Loss | None) -> Loss:
     return trained
 
 
-def _targets(
-    loss: Loss, y: Any, epsilon: ArrayLike | None, shape: jax.ShapeDtypeStruct
-) -> tuple[Array, Loss]:
-    """The encoded targets and their loss; or ε in their place, where it is given."""
-    if y is not None:
-        return encode_targets(loss, y, shape)
-    check_finite("epsilon", epsilon)
-    targets = jnp.asarray(epsilon, shape.dtype)
-    if targets.shape != shape.shape:
-        raise ValueError(
-            f"epsilon must have the shape of the outputs, {shape.shape}; got {targets.shape}."
-        )
-    return targets, loss
-
-
-def _limited(change: Array, limit: ArrayLike | None) -> Array:
-    """The change, scaled down where any of it is beyond the limit."""
-    if limit is None:
-        return change
-    largest = jnp.max(jnp.abs(change))
-    limit = jnp.asarray(limit, change.dtype)
-    return change * jnp.where(largest > limit, limit / largest, 1)
-
-
-def _check_shape(trained: Array | None, shape: tuple[int, ...]) -> None:
-    """`ValueError` where the trained network has other outputs than the one known here."""
-    if trained is not None and trained.shape != shape:
-        raise ValueError(
-            f"the outputs that are trained have shape {trained.shape}, those of the network that "
-            f"gauss_newton knows {shape}; {PARTS}"
-        )
-
-
 def _check_outputs(direction: Array, own: Array, trained: Array | None, x: Array) -> Array:
     """`direction`; it is an error if the network known here is not the one that is trained."""
     if trained is None:
@@ -329,15 +211,6 @@ def _check_outputs(direction: Array, own: Array, trained: Array | None, x: Array
     allowed = float(jnp.finfo(trained.dtype).eps) ** 0.5 * size
     message = f"the outputs that are trained are not those of gauss_newton's network; {PARTS}"
     return eqx.error_if(direction, off > allowed, message)
-
-
-def _next(state: GaussNewtonState, info: StepInfo) -> GaussNewtonState:
-    return GaussNewtonState(
-        jnp.asarray(optax.safe_increment(state.steps)),
-        info.ranks,
-        info.half_residuals,
-        info.residual,
-    )
 
 
 def _single_leaf(params: Any) -> tuple[Array, Any]:

@@ -22,15 +22,11 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from jaxttp._core.checks import (
-    check_array,
     check_choice,
-    check_finite,
     check_key,
     check_number,
     is_concrete,
 )
-from jaxttp._core.compile import full_precision
-from jaxttp._core.results import RESULT
 from jaxttp._core.xla_cpu.threads import after, decompose
 from jaxttp.ntk._products import rows_product
 from jaxttp.ntk.layerwise import mirror
@@ -69,8 +65,6 @@ class Solve(NamedTuple):
     largest: Array
     residual: Array
 
-    plot, _repr_html_, __repr__ = RESULT
-
 
 class PseudoInverse(eqx.Module):
     """How a half-layer's features are inverted; made and checked by `as_pseudoinverse`.
@@ -83,7 +77,7 @@ class PseudoInverse(eqx.Module):
         fine: whether float32 is too coarse for the tolerance: all is then computed in float64.
         rtol: tolerance relative to the largest singular value, of the filters.
         atol: absolute tolerance of "truncate"; the larger of the two decides.
-        key: of "noise"; None where every step is given its own.
+        key: of "noise".
     """
 
     kind: str = eqx.field(static=True)
@@ -138,12 +132,9 @@ class PseudoInverse(eqx.Module):
         rtol, atol = (jnp.broadcast_to(jnp.asarray(v), shape) for v in (self.rtol, self.atol))
         return PseudoInverse(self.kind, self.method, self.fine, rtol, atol, key)
 
-    def fresh(self, key: Array | None, step: ArrayLike) -> "PseudoInverse":
-        """For one step of many: noise draws anew, by the key of this step or by its number."""
-        if self.kind != "noise" or (key is None and self.key is None):
-            return self
-        check_key(key)
-        key = jax.random.fold_in(cast(Array, self.key), step) if key is None else key
+    def at_step(self, step: ArrayLike) -> "PseudoInverse":
+        """For one step of many, of which each draws noise of its own."""
+        key = None if self.key is None else jax.random.fold_in(self.key, step)
         return PseudoInverse(self.kind, self.method, self.fine, self.rtol, self.atol, key)
 
     def _filter(self, values: Array, floor: Array) -> tuple[Array, Array]:
@@ -284,23 +275,17 @@ def as_pseudoinverse(
         A `PseudoInverse`.
 
     Raises:
-        ValueError: an unknown name, options out of range, a route that does not see the spectrum.
+        ValueError: an unknown name, options out of range.
 
     Example:
         >>> as_pseudoinverse("truncate", rtol=1e-8).method
         'svd'
     """
     check_choice("pseudoinverse", kind, KINDS)
-    check_choice("method", method, ("auto", "cholesky", "eigh", "svd"))
     check_number("rtol", rtol, at_least=0, below=1)
     check_number("atol", atol, at_least=0)
     check_key(key)
     filters = kind in FILTERS
-    if filters and method == "cholesky":
-        raise ValueError(
-            f"method='cholesky' does not see the spectrum that pseudoinverse={kind!r} filters; use "
-            "method='eigh', or 'auto'."
-        )
     fine = filters and is_concrete(rtol) and _plain(rtol) < FINEST_RTOL
     if method == "auto":
         method = "cholesky" if not filters else "svd" if fine else "eigh"
@@ -311,76 +296,6 @@ def as_pseudoinverse(
 def _plain(value: Any) -> Any:
     """NumPy's numbers as Python's, which are traced alike; JAX's arrays as they are."""
     return value if isinstance(value, jax.Array) else float(value)
-
-
-@full_precision
-def apply_pseudoinverse(
-    features: ArrayLike,
-    change: ArrayLike,
-    *,
-    pseudoinverse: str = "truncate",
-    rtol: ArrayLike = 0.01,
-    atol: ArrayLike = 1e-5,
-    method: str = "auto",
-    key: Array | None = None,
-) -> Solve:
-    """φ(s) applied to a wanted change: the weights' update of one half-layer, transposed.
-
-        u = V φ(S) Uᵀ t,   s = U S Vᵀ
-
-    Args:
-        features: s (N, m).
-        change: t (N, h), the wanted change of the half-layer's outputs.
-        pseudoinverse: "exact", "truncate", "damp", "tikhonov" or "noise".
-        rtol: tolerance relative to the largest singular value, of the three in the middle.
-        atol: absolute tolerance of the truncation; the larger of the two decides.
-        method: "auto", "cholesky", "eigh" or "svd".
-        key: a `jax.random.key`, needed by "noise".
-
-    Returns:
-        A `Solve`. In exact mode a failed factorisation is a residual that is large or NaN.
-
-    Raises:
-        ValueError: "exact" with N > m; "noise" without a key; shapes that do not match; a tolerance
-            out of range, or too fine for float32.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> features = jnp.diag(jnp.array([4.0, 2.0, 0.01]))
-        >>> solve = apply_pseudoinverse(features, jnp.ones((3, 1)), rtol=0.01)
-        >>> int(solve.rank), solve.solution[:, 0].tolist()
-        (2, [0.25, 0.5, 0.0])
-
-    Source:
-        XGN section 5 (truncation) and Appendix K (damping, noise); the Gram route is derived.
-    """
-    for name, value in (("features", features), ("change", change)):
-        check_finite(name, value)
-    features = check_array("features", features, floating=True)
-    change = check_array("change", change, floating=True)
-    if features.ndim != 2 or change.ndim != 2 or features.shape[0] != change.shape[0]:
-        raise ValueError(
-            f"features (N, m) and change (N, h) must be matrices with the same rows; got "
-            f"{features.shape} and {change.shape}."
-        )
-    inverse = as_pseudoinverse(pseudoinverse, rtol=rtol, atol=atol, method=method, key=key)
-    inverse.check(*features.shape)
-    if is_too_fine(inverse, features.dtype):
-        raise ValueError(
-            f"rtol={rtol!r} is finer than {features.dtype} features resolve; use rtol >= "
-            f"{FINEST_RTOL:g}, or compute the features in float64."
-        )
-    return _apply(inverse, features, change)
-
-
-@jax.jit
-def _apply(inverse: PseudoInverse, features: Array, change: Array) -> Solve:
-    return inverse.apply(features, change.astype(features.dtype))
-
-
-def is_too_fine(inverse: PseudoInverse, dtype: Any) -> bool:
-    """Whether the tolerance is finer than features of this dtype resolve: `FINEST_RTOL`."""
-    return inverse.fine and jnp.dtype(dtype).itemsize < 8
 
 
 def check_residual(value: Array, residual: Array, inverse: PseudoInverse) -> Array:

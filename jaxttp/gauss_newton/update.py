@@ -44,7 +44,6 @@ from jaxttp.gauss_newton.pseudoinverse import (
     Solve,
     as_pseudoinverse,
     check_residual,
-    is_too_fine,
 )
 from jaxttp.gauss_newton.reversible import forward_states
 
@@ -91,7 +90,6 @@ def gauss_newton_direction(
     pseudoinverse: str = "truncate",
     rtol: ArrayLike = 0.01,
     atol: ArrayLike = 1e-5,
-    method: str = "auto",
     key: Array | None = None,
     return_info: bool = False,
 ) -> Any:
@@ -117,7 +115,6 @@ def gauss_newton_direction(
         rtol: relative tolerance. Below 1e-6 float32 does not resolve it: everything is then
             promoted to float64 and an SVD taken.
         atol: absolute tolerance of the truncation.
-        method: "auto", "cholesky" (exact, noise), "eigh" or "svd", see `as_pseudoinverse`.
         key: a `jax.random.key`, needed by "noise".
         return_info: whether to return a `StepInfo` too (one more forward tangent pass).
 
@@ -145,7 +142,7 @@ def gauss_newton_direction(
         XGN eqs (16)-(17). Errata: the inner reshape of eq (17) is the vectorisation of Δ_{l,0},
         column-major by its index; L counts blocks; the matrix inverted is m × n.
     """
-    inverse = as_pseudoinverse(pseudoinverse, rtol=rtol, atol=atol, method=method, key=key)
+    inverse = as_pseudoinverse(pseudoinverse, rtol=rtol, atol=atol, key=key)
     network, x, names = check_problem(weights, bottlenecks, x, activation, inverse)
     readout = check_readout(readout, 2 * network.half, network.weights.dtype)
     check_finite("epsilon", epsilon)
@@ -187,7 +184,7 @@ def direction_of(
 ) -> tuple[Array, StepInfo, Array]:
     """``(direction, info, outputs)`` of checked arrays; ε = wanted(outputs)."""
     dtype = network.weights.dtype
-    promote = is_too_fine(inverse, dtype)
+    promote = inverse.fine and dtype.itemsize < 8  # float32 does not resolve the tolerance
     with jax.enable_x64(True) if promote else contextlib.nullcontext():
         wide = jnp.float64 if promote else dtype
         network, x, readout = jax.tree.map(lambda a: a.astype(wide), (network, x, readout))
@@ -317,7 +314,7 @@ def flow_error(
         activation: as there.
         readout: as there.
         pseudoinverse: as there.
-        **options: `rtol`, `atol`, `method` and `key`, as there; noise draws anew in every step.
+        **options: `rtol`, `atol` and `key`, as there; noise draws anew in every step.
 
     Returns:
         A scalar.
@@ -370,7 +367,7 @@ def _flow_error(
         off = root(jnp.sum((epsilon - wanted) ** 2))
         direction, _, _ = direction_of(
             network._replace(weights=w), x, lambda _: epsilon, activations, readout,
-            inverse.fresh(None, k), measure=False,
+            inverse.at_step(k), measure=False,
         )  # fmt: skip
         return w - rate * direction, off
 

@@ -6,7 +6,6 @@ from jaxttp.models.combinators import LayerOutput as LayerOutput
 from jaxttp.models.combinators import freeze as freeze
 from jaxttp.models.combinators import head_only as head_only
 from jaxttp.models.combinators import last_blocks as last_blocks
-from jaxttp.models.combinators import layer_names as layer_names
 from jaxttp.models.combinators import map_outputs as map_outputs
 from jaxttp.models.convolutional import VGG as VGG
 from jaxttp.models.convolutional import ResidualBlock as ResidualBlock

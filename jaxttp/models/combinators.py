@@ -12,9 +12,8 @@ import jax
 from flax import nnx
 from jaxtyping import Array
 
-from jaxttp._core.checks import check_choice, check_integer, check_leaves
-from jaxttp._core.types import Model, Params, count, noted, notes_of
-from jaxttp.ntk._select import leaf_paths, select_leaves
+from jaxttp._core.checks import check_choice, check_integer
+from jaxttp._core.types import Model, Params, leaf_paths, noted, notes_of, select_leaves
 
 Predicate = Callable[[str], bool]
 
@@ -148,46 +147,12 @@ def last_blocks(
     return predicate
 
 
-def layer_names(module: Any, x: Any) -> tuple[str, ...]:
-    """The names of a module's layers, from shapes alone: nothing is computed.
-
-    Args:
-        module: a model with a method ``activations(x)``.
-        x: inputs (N, ...).
-
-    Returns:
-        The names, in the order of the computation.
-
-    Raises:
-        TypeError: a module without that method.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from jaxttp.models import MLP
-        >>> layer_names(MLP((4, 8, 8, 3), rngs=nnx.Rngs(0)), jnp.zeros((1, 4)))
-        ('hidden.0', 'hidden.1', 'head')
-    """
-    _check_has_activations(module)
-    shapes: list[str] = []
-
-    def run(x: Any) -> list[Array]:
-        layers = module.activations(x)
-        shapes.extend(layers)
-        return list(layers.values())
-
-    check_leaves("x", x)
-    if count(x) == 0:
-        raise ValueError("x must hold at least one sample; it is empty.")
-    jax.eval_shape(run, x)
-    return tuple(shapes)
-
-
 class LayerOutput(nnx.Module):
     """A module that stops at one layer, flattened to (N, h): give it to `jaxttp.from_nnx`.
 
     Args:
         module: a model with a method ``activations(x)``; it is referred to, not copied.
-        layer: one of `layer_names`.
+        layer: a key of ``module.activations(x)``.
 
     Raises:
         TypeError: a module without that method.
@@ -206,7 +171,11 @@ class LayerOutput(nnx.Module):
     """
 
     def __init__(self, module: nnx.Module, layer: str):
-        _check_has_activations(module)
+        if not callable(getattr(module, "activations", None)):
+            raise TypeError(
+                f"{type(module).__name__} has no method activations(x) that returns a dict of "
+                "layers; write one, or an apply_fn that returns the features."
+            )
         self.module = module
         self.layer = layer
 
@@ -215,11 +184,3 @@ class LayerOutput(nnx.Module):
         layers = getattr(self.module, "activations")(x)  # noqa: B009  (nnx.Module promises none)
         features = layers[check_choice("layer", self.layer, layers)]
         return features.reshape(features.shape[0], -1)
-
-
-def _check_has_activations(module: Any) -> None:
-    if not callable(getattr(module, "activations", None)):
-        raise TypeError(
-            f"{type(module).__name__} has no method activations(x) that returns a dict of layers; "
-            "write one, or an apply_fn that returns the features."
-        )

@@ -22,8 +22,8 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from jaxttp._core.checks import check_choice, check_integer, check_number
-from jaxttp.models.layers import apply_norm, conv, get_activation, linear_head, optional_norm
+from jaxttp._core.checks import check_choice, check_integer, check_integers
+from jaxttp.models.layers import apply_norm, conv, get_activation, linear_head, norm_layer
 
 
 class ResidualBlock(nnx.Module):
@@ -39,7 +39,7 @@ class ResidualBlock(nnx.Module):
         stride: of the first 3x3 convolution and of the shortcut.
         branch_scale: the fixed factor on the residual branch.
         rngs: Flax's random streams.
-        activation: relu, tanh, gelu, softplus or identity.
+        activation: relu, tanh, gelu or identity.
         norm: "batch" (frozen), "group" or None.
         bottleneck: whether F has three convolutions.
         param_dtype: dtype of the parameters.
@@ -80,10 +80,10 @@ class ResidualBlock(nnx.Module):
         self.convolutions = len(sides)
         for number, (inputs, outputs, size, step) in enumerate(sides, start=1):
             setattr(self, f"conv{number}", conv(inputs, outputs, size, step, **options))
-            setattr(self, f"norm{number}", optional_norm(norm, outputs, param_dtype, rngs))
+            setattr(self, f"norm{number}", norm_layer(norm, outputs, param_dtype, rngs))
         same = stride == 1 and in_channels == out_channels
         self.shortcut = None if same else conv(in_channels, out_channels, 1, stride, **options)
-        self.shortcut_norm = optional_norm(None if same else norm, out_channels, param_dtype, rngs)
+        self.shortcut_norm = norm_layer(None if same else norm, out_channels, param_dtype, rngs)
 
     def __call__(self, x: Float[Array, "n h w c"]) -> Float[Array, "n h2 w2 c2"]:
         """Features (N, H, W, C) to features (N, H/stride, W/stride, C2), rounded up."""
@@ -109,9 +109,7 @@ class ResNet(nnx.Module):
         widths: channels of every stage.
         strides: stride of the first block of every stage.
         blocks: residual blocks of every stage; one number means the same everywhere.
-        activation: relu, tanh, gelu, softplus or identity.
-        branch_scale: factor on the residual branches; default 1/sqrt(number of blocks), and 1 with
-            a norm.
+        activation: relu, tanh, gelu or identity.
         head_scale: standard deviation of the initial outputs for features of unit second moment.
         block: "basic" or "bottleneck", see `ResidualBlock`.
         norm: "batch" (frozen, see `jaxttp.models.calibrate_batch_norm`), "group" or None.
@@ -140,7 +138,6 @@ class ResNet(nnx.Module):
         strides: Sequence[int] = (1, 2, 2),
         blocks: int | Sequence[int] = 1,
         activation: str = "relu",
-        branch_scale: float | None = None,
         head_scale: float = 1.0,
         block: str = "basic",
         norm: str | None = None,
@@ -158,11 +155,8 @@ class ResNet(nnx.Module):
         check_integer("in_channels", in_channels, at_least=1)
         check_integer("stem_width", stem_width, at_least=1)
         for name, values in (("widths", widths), ("strides", strides), ("blocks", counts)):
-            for value in values:
-                check_integer(name, value, at_least=1)
-        if branch_scale is None:
-            branch_scale = 1 / math.sqrt(sum(counts)) if norm is None else 1.0
-        check_number("branch_scale", branch_scale, at_least=0)
+            check_integers(name, values)
+        branch_scale = 1 / math.sqrt(sum(counts)) if norm is None else 1.0
         gain = get_activation(activation).gain
         self.activation = activation
         self.stage_sizes = counts
@@ -172,7 +166,7 @@ class ResNet(nnx.Module):
             in_channels, stem_width, size, stride, gain=gain, bias=norm is None,
             param_dtype=param_dtype, rngs=rngs,
         )  # fmt: skip
-        self.stem_norm = optional_norm(norm, stem_width, param_dtype, rngs)
+        self.stem_norm = norm_layer(norm, stem_width, param_dtype, rngs)
         inner, channels = [], stem_width
         for width, stride, count in zip(widths, strides, counts, strict=True):
             for index in range(count):
@@ -200,10 +194,7 @@ class ResNet(nnx.Module):
 
         The last block's features averaged over the image, "pool", are what the head sees.
         """
-        if x.ndim != 4 or x.shape[-1] != self.stem.in_features:
-            raise ValueError(
-                f"x of shape {x.shape} is not a batch of images (N, H, W, {self.stem.in_features})."
-            )
+        _check_images(x, self.stem.in_features)
         function = get_activation(self.activation).function
         h = function(apply_norm(self.stem_norm, self.stem(jnp.asarray(x))))
         if self.stem_kind == "imagenet":
@@ -214,10 +205,6 @@ class ResNet(nnx.Module):
             h = layers[f"blocks.{index}"] = block(h)
         pool = jnp.mean(h, axis=(1, 2))
         return layers | {"pool": pool, "head": self.head(pool)}
-
-    def features(self, x: Float[Array | np.ndarray, "n h w c"]) -> Float[Array, "n d"]:
-        """What the head sees: (N, D), the last block's features averaged over the image."""
-        return self.activations(x)["pool"]
 
     def __call__(self, x: Float[Array | np.ndarray, "n h w c"]) -> Float[Array, "n k"]:
         """Outputs (N, C) of images (N, H, W, channels)."""
@@ -277,10 +264,6 @@ def resnet34(num_classes: int = 1000, *, rngs: nnx.Rngs, **options: Any) -> ResN
 
     Returns:
         The network with random weights.
-
-    Example:
-        >>> len(nnx.eval_shape(lambda: resnet34(5, rngs=nnx.Rngs(0))).blocks)
-        16
     """
     return ResNet(num_classes, blocks=(3, 4, 6, 3), rngs=rngs, **(_IMAGENET | options))
 
@@ -295,10 +278,6 @@ def resnet50(num_classes: int = 1000, *, rngs: nnx.Rngs, **options: Any) -> ResN
 
     Returns:
         The network with random weights.
-
-    Example:
-        >>> nnx.eval_shape(lambda: resnet50(5, rngs=nnx.Rngs(0))).head.kernel.shape
-        (2048, 5)
     """
     shape = {"block": "bottleneck", "widths": (256, 512, 1024, 2048)}
     return ResNet(num_classes, blocks=(3, 4, 6, 3), rngs=rngs, **(_IMAGENET | shape | options))
@@ -335,10 +314,6 @@ def resnet32(num_classes: int = 10, *, rngs: nnx.Rngs, **options: Any) -> ResNet
 
     Returns:
         The network with random weights.
-
-    Example:
-        >>> len(nnx.eval_shape(lambda: resnet32(10, rngs=nnx.Rngs(0))).blocks)
-        15
     """
     return ResNet(num_classes, blocks=5, rngs=rngs, **(_CIFAR | options))
 
@@ -352,6 +327,11 @@ _IMAGENET: dict[str, Any] = _CIFAR | {
 }
 
 
+def _check_images(x: Array | np.ndarray, channels: int) -> None:
+    if x.ndim != 4 or x.shape[-1] != channels:
+        raise ValueError(f"x of shape {x.shape} is not a batch of images (N, H, W, {channels}).")
+
+
 class VGGBlock(nnx.Module):
     """max(φ(norm(conv(x)))): a 3x3 convolution, then the maximum over 2x2 pixels.
 
@@ -359,7 +339,7 @@ class VGGBlock(nnx.Module):
         in_channels: channels of the input.
         out_channels: channels of the output.
         rngs: Flax's random streams.
-        activation: relu, tanh, gelu, softplus or identity.
+        activation: relu, tanh, gelu or identity.
         norm: "batch" (frozen), "group" or None.
         param_dtype: dtype of the parameters.
 
@@ -383,7 +363,7 @@ class VGGBlock(nnx.Module):
             in_channels, out_channels, 3, 1, gain=get_activation(activation).gain, bias=True,
             param_dtype=param_dtype, rngs=rngs,
         )  # fmt: skip
-        self.norm = optional_norm(norm, out_channels, param_dtype, rngs)
+        self.norm = norm_layer(norm, out_channels, param_dtype, rngs)
 
     def __call__(self, x: Float[Array, "n h w c"]) -> Float[Array, "n h2 w2 c2"]:
         """Features (N, H, W, C) to features (N, H/2, W/2, C2), rounded down."""
@@ -399,7 +379,7 @@ class VGG(nnx.Module):
         rngs: Flax's random streams.
         in_channels: channels of the images.
         widths: channels of every block.
-        activation: relu, tanh, gelu, softplus or identity.
+        activation: relu, tanh, gelu or identity.
         norm: "batch" (frozen), "group" or None.
         head_scale: standard deviation of the initial outputs for features of unit second moment.
         param_dtype: dtype of the parameters.
@@ -427,9 +407,8 @@ class VGG(nnx.Module):
     ):
         if not widths:
             raise ValueError("widths must hold at least one width; got none.")
-        for name, values in (("in_channels", (in_channels,)), ("widths", widths)):
-            for value in values:
-                check_integer(name, value, at_least=1)
+        check_integer("in_channels", in_channels, at_least=1)
+        check_integers("widths", widths)
         self.in_channels = in_channels
         self.blocks = nnx.List(
             VGGBlock(
@@ -444,10 +423,7 @@ class VGG(nnx.Module):
 
     def activations(self, x: Float[Array | np.ndarray, "n h w c"]) -> dict[str, Array]:
         """What every layer gives: "blocks.0" ... (N, H, W, D), "pool" (N, D), "head" (N, C)."""
-        if x.ndim != 4 or x.shape[-1] != self.in_channels:
-            raise ValueError(
-                f"x of shape {x.shape} is not a batch of images (N, H, W, {self.in_channels})."
-            )
+        _check_images(x, self.in_channels)
         smallest = 2 ** len(self.blocks)
         if min(x.shape[1:3]) < smallest:
             raise ValueError(

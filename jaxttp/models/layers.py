@@ -61,7 +61,6 @@ ACTIVATIONS: dict[str, Activation] = {
     "relu": Activation(jax.nn.relu, 2.0),
     "tanh": Activation(jax.nn.tanh, 2.536175433),
     "gelu": Activation(_gelu, 2.351715613),
-    "softplus": Activation(jax.nn.softplus, 1.085486503),
     "identity": Activation(_identity, 1.0),
 }
 """Every activation that the models know. ``gelu`` is the exact one, with the error function."""
@@ -71,7 +70,7 @@ def get_activation(name: str) -> Activation:
     """The activation of that name.
 
     Args:
-        name: one of relu, tanh, gelu, softplus, identity.
+        name: one of relu, tanh, gelu, identity.
 
     Returns:
         The function with its gain.
@@ -108,27 +107,29 @@ M = TypeVar("M", bound=nnx.Module)
 
 
 def norm_layer(
-    norm: str, channels: int, *, rngs: nnx.Rngs, param_dtype: DTypeLike = jnp.float32
-) -> nnx.BatchNorm | nnx.GroupNorm:
+    norm: str | None, channels: int, param_dtype: DTypeLike, rngs: nnx.Rngs
+) -> nnx.BatchNorm | nnx.GroupNorm | None:
     """Frozen batch norm, or group norm with as many of 32 groups as divide the channels.
 
     Args:
-        norm: "batch" or "group".
+        norm: "batch", "group" or None.
         channels: of the input's last axis.
-        rngs: Flax's random streams (nothing is drawn).
         param_dtype: dtype of scale, bias and running averages.
+        rngs: Flax's random streams (nothing is drawn).
 
     Returns:
-        The layer: scale 1 and bias 0, running averages 0 and 1.
+        The layer: scale 1 and bias 0, running averages 0 and 1; None for None.
 
     Raises:
         ValueError: an unknown norm.
 
     Example:
-        >>> norm_layer("group", 48, rngs=nnx.Rngs(0)).num_groups
+        >>> norm_layer("group", 48, jnp.float32, nnx.Rngs(0)).num_groups
         16
     """
-    check_choice("norm", norm, ("batch", "group"))
+    check_choice("norm", norm, ("batch", "group", None))
+    if norm is None:
+        return None
     if norm == "group":
         groups = math.gcd(32, channels)
         return nnx.GroupNorm(
@@ -189,13 +190,6 @@ def calibrate_batch_norm(module: M, x: Any) -> M:
     return copy
 
 
-def optional_norm(
-    norm: str | None, channels: int, param_dtype: DTypeLike, rngs: nnx.Rngs
-) -> nnx.BatchNorm | nnx.GroupNorm | None:
-    """The norm of that name, None for None."""
-    return None if norm is None else norm_layer(norm, channels, param_dtype=param_dtype, rngs=rngs)
-
-
 def apply_norm(norm: nnx.BatchNorm | nnx.GroupNorm | None, x: Array) -> Array:
     """The normalised features; the features themselves without a norm."""
     return x if norm is None else norm(x)
@@ -226,20 +220,27 @@ def conv(
     )
 
 
-def layer_norm(width: int, epsilon: float, param_dtype: DTypeLike, rngs: nnx.Rngs) -> nnx.LayerNorm:
-    """Layer norm over the last axis."""
+def layer_norm(width: int, param_dtype: DTypeLike, rngs: nnx.Rngs) -> nnx.LayerNorm:
+    """Layer norm over the last axis, with timm's ε."""
     return nnx.LayerNorm(
-        width, epsilon=epsilon, use_fast_variance=False, param_dtype=param_dtype, rngs=rngs
+        width, epsilon=1e-6, use_fast_variance=False, param_dtype=param_dtype, rngs=rngs
     )
 
 
 def dense(
-    inputs: int, outputs: int, gain: float, param_dtype: DTypeLike, rngs: nnx.Rngs
+    inputs: int,
+    outputs: int,
+    param_dtype: DTypeLike,
+    rngs: nnx.Rngs,
+    *,
+    gain: float = 1.0,
+    use_bias: bool = True,
 ) -> nnx.Linear:
-    """A linear layer with kernel ~ N(0, gain/inputs) and bias 0."""
+    """A linear layer with kernel ~ N(0, gain/inputs) and bias 0, if any."""
     return nnx.Linear(
-        inputs, outputs, kernel_init=kernel_init(gain), param_dtype=param_dtype, rngs=rngs
-    )
+        inputs, outputs, use_bias=use_bias, kernel_init=kernel_init(gain), param_dtype=param_dtype,
+        rngs=rngs,
+    )  # fmt: skip
 
 
 def linear_head(
@@ -278,14 +279,7 @@ def linear_head(
     check_instance("rngs", rngs, nnx.Rngs, "flax.nnx, such as nnx.Rngs(0)")
     check_known(scale=scale)
     check_number("scale", scale, at_least=0)
-    return nnx.Linear(
-        features,
-        outputs,
-        use_bias=use_bias,
-        kernel_init=kernel_init(scale**2),
-        param_dtype=param_dtype,
-        rngs=rngs,
-    )
+    return dense(features, outputs, param_dtype, rngs, gain=scale**2, use_bias=use_bias)
 
 
 def fresh_head(module: M, num_classes: int, *, key: Array, scale: float = 1.0) -> M:

@@ -10,9 +10,8 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from jaxttp._core.checks import check_integer, check_key, check_known, check_leaves, check_number
-from jaxttp._core.types import Model, Params, noted, notes_of
+from jaxttp._core.types import Model, Params, leaf_paths, noted, notes_of
 from jaxttp.models.combinators import Predicate, check_model
-from jaxttp.ntk._select import leaf_paths
 
 Targets = Predicate | str | Sequence[str]
 """Which kernels: a predicate on paths, a regular expression or ends of names of modules."""

@@ -8,8 +8,8 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from jaxttp._core.checks import check_integer
-from jaxttp.models.layers import get_activation, kernel_init, linear_head
+from jaxttp._core.checks import check_integers
+from jaxttp.models.layers import dense, get_activation, linear_head
 
 
 class MLP(nnx.Module):
@@ -24,7 +24,7 @@ class MLP(nnx.Module):
     Args:
         sizes: widths (inputs, hidden..., outputs), at least the two outer ones.
         rngs: Flax's random streams.
-        activation: relu, tanh, gelu, softplus or identity.
+        activation: relu, tanh, gelu or identity.
         use_bias: whether the layers have biases.
         head_scale: standard deviation of the initial outputs for hidden features of unit second
             moment.
@@ -53,19 +53,11 @@ class MLP(nnx.Module):
             raise ValueError(
                 f"sizes={tuple(sizes)!r} must hold at least the number of inputs and of outputs."
             )
-        for size in sizes:
-            check_integer("sizes", size, at_least=1)
+        check_integers("sizes", sizes)
         gains = [1.0] + [get_activation(activation).gain] * (len(sizes) - 2)
         self.activation = activation
         self.hidden = nnx.List(
-            nnx.Linear(
-                inputs,
-                outputs,
-                use_bias=use_bias,
-                kernel_init=kernel_init(gain),
-                param_dtype=param_dtype,
-                rngs=rngs,
-            )
+            dense(inputs, outputs, param_dtype, rngs, gain=gain, use_bias=use_bias)
             for inputs, outputs, gain in zip(sizes[:-2], sizes[1:-1], gains[:-1], strict=True)
         )
         self.head = linear_head(

@@ -3,23 +3,19 @@
 from jaxttp.ntk._plan import KernelPlan
 from jaxttp.ntk.estimators import ClassSketched, Estimate, Exact, KernelEstimator, Sketched
 from jaxttp.ntk.gram import empirical_ntk, ntk_plan
-from jaxttp.ntk.kernels import Factored
+from jaxttp.ntk.kernels import Factored, NTKOperator, ntk_operator
 from jaxttp.ntk.lanczos import SpectralDensity, extreme_eigenvalues, spectral_density
-from jaxttp.ntk.operator import NTKOperator, ntk_operator
-from jaxttp.ntk.signed import ClassSketch, class_sketch
-from jaxttp.ntk.sketch import sketch_error, sketch_jacobian
+from jaxttp.ntk.sketch import ClassSketch, class_sketch, sketch_jacobian
 from jaxttp.ntk.spectrum import (
     ClassSeparation,
     Eigensystem,
     PowerLaw,
-    PSDReport,
     as_matrix,
     class_separation,
     eigendecomposition,
     fit_power_law,
     gradient_components,
     label_alignment,
-    psd_report,
 )
 
 __all__ = [
@@ -33,7 +29,6 @@ __all__ = [
     "KernelEstimator",
     "KernelPlan",
     "NTKOperator",
-    "PSDReport",
     "PowerLaw",
     "Sketched",
     "SpectralDensity",
@@ -48,8 +43,6 @@ __all__ = [
     "label_alignment",
     "ntk_operator",
     "ntk_plan",
-    "psd_report",
-    "sketch_error",
     "sketch_jacobian",
     "spectral_density",
 ]

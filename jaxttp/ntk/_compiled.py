@@ -227,7 +227,7 @@ def by_blocks(
         if is_own:
             # Half of a product takes copies of its features, for which there is no room where a
             # block is as large as memory allows; gradients that wait have none.
-            is_half = plan.rows == n1 or bool(getattr(row_features, "late", None))
+            is_half = bool(getattr(row_features, "late", None))
             found.write_square(multiply(row_features, row_features, is_half=is_half), i)
         del row_features  # before those of the next block are computed
     return found.kernel

@@ -12,7 +12,7 @@ What a row is made of decides how its coordinates get there:
 
 With h and h' one-to-one pairs (i, j), (i', j) never collide, and all others do with probability
 1/(dim - 1) at most, under signs whose products are independent but for few of them: the variance is
-that of a CountSketch. Wider x or g are cut into pieces with h, h' and signs of their own.
+that of a CountSketch. Wider x or g share buckets as evenly as can be.
 
 Every sample's inputs and cotangents of all layers come from one forward pass and C backward passes
 with many samples at once (see `layerwise`). What is done with them is the cheapest of these: small
@@ -23,18 +23,17 @@ positions (the last stages of a convolutional network) never.
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jaxtyping import Array, Float, Int, Integer
+from jaxtyping import Array, Float, Integer
 
 from jaxttp._core.compile import jit
-from jaxttp.ntk._costs import Workload
+from jaxttp.ntk._plan import Workload
 from jaxttp.ntk._program import NetworkProgram
-from jaxttp.ntk._sites import Site, find_sites
+from jaxttp.ntk._sites import Site
 from jaxttp.ntk.layerwise import JOIN_BELOW, Features, Layers
 
 
@@ -51,11 +50,11 @@ class RolledBlocks(NamedTuple):
 
 
 class Places(NamedTuple):
-    """A CountSketch of few coordinates, of which no two share a bucket; for some pieces.
+    """A CountSketch in which as few coordinates as possible share a bucket.
 
     Attributes:
-        of: the coordinate that goes into a bucket (pieces, dim), the piece's size for none.
-        signs: of what goes there (pieces, dim), int8.
+        of: the coordinates that go into a bucket (turns, dim), their number for none.
+        signs: of what goes there (turns, dim), int8.
     """
 
     of: Array
@@ -63,12 +62,13 @@ class Places(NamedTuple):
 
 
 class Convolution(NamedTuple):
-    """For pairs of pieces of x and of g the sketches of both."""
+    """The sketches of x and of g."""
 
     inputs: Places
     outputs: Places
 
 
+@functools.partial(jit, static_argnums=(1, 2))
 def draw_blocks(key: Array, blocks: int, dim: int) -> RolledBlocks:
     """Signs and shifts of so many blocks, each by its own number."""
 
@@ -85,31 +85,19 @@ def blocks_of(size: int, dim: int) -> int:
     return -(-size // dim)
 
 
-def pieces_of(fan_in: int, fan_out: int, dim: int) -> tuple[int, int]:
-    """Into how many pieces x and g are cut, that none is wider than the sketch."""
-    return blocks_of(fan_in, dim), blocks_of(fan_out, dim)
+@functools.partial(jit, static_argnums=(1, 2, 3))
+def draw_convolution(key: Array, fan_in: int, fan_out: int, dim: int) -> Convolution:
+    """Places and signs for x and g."""
 
-
-def piece_sizes(fan_in: int, fan_out: int, dim: int) -> list[tuple[int, int]]:
-    """Of all pairs of a piece of x and one of g, how wide they are."""
-    cut = pieces_of(fan_in, fan_out, dim)
-    sizes = -(-fan_in // cut[0]), -(-fan_out // cut[1])
-    return [sizes] * math.prod(cut)
-
-
-def draw_convolutions(key: Array, sizes: Int[Array, "p 2"], dim: int) -> Convolution:
-    """Places and signs of pairs of pieces that are so wide, each by its own number."""
-
-    def places(key: Array, size: Array) -> Places:
+    def places(key: Array, size: int) -> Places:
         order, sign = jax.random.split(key)
-        of = jnp.minimum(jax.random.permutation(order, dim), size)
-        return Places(of, jax.random.rademacher(sign, (dim,), "int8"))
+        shape = blocks_of(size, dim), dim
+        of = jnp.minimum(jax.random.permutation(order, math.prod(shape)), size)
+        signs = jax.random.rademacher(sign, (math.prod(shape),), "int8")
+        return Places(of.reshape(shape), signs.reshape(shape))
 
-    def draw(index: Array, sizes: Array) -> Convolution:
-        one, two = jax.random.split(jax.random.fold_in(key, index))
-        return Convolution(places(one, sizes[0]), places(two, sizes[1]))
-
-    return jax.vmap(draw)(jnp.arange(len(sizes)), sizes)
+    one, two = jax.random.split(key)
+    return Convolution(places(one, fan_in), places(two, fan_out))
 
 
 def of_rows(rows: Float[Array, "m d"], blocks: RolledBlocks) -> Float[Array, "m dim"]:
@@ -181,33 +169,16 @@ def spectrum_of_products(
     x: Float[Array, "n s k"], g: Float[Array, "n c s o"], drawn: Convolution
 ) -> Array:
     """The discrete Fourier transform (n, C, dim // 2 + 1) of the sketch of sum_s x[s] g[s]^T."""
-    dim = drawn.inputs.of.shape[-1]
-    cut = pieces_of(x.shape[-1], g.shape[-1], dim)
-    inputs, outputs = _pieces(x, cut[0]), _pieces(g, cut[1])
-    total = None
-    for index in range(cut[0] * cut[1]):
-        a = _spectrum(inputs[index // cut[1]], drawn.inputs, index)
-        b = _spectrum(outputs[index % cut[1]], drawn.outputs, index)
-        found = jnp.einsum("nsf,ncsf->ncf", a, b)
-        total = found if total is None else total + found
-    assert total is not None
-    return total
+    return jnp.einsum("nsf,ncsf->ncf", _spectrum(x, drawn.inputs), _spectrum(g, drawn.outputs))
 
 
-def _pieces(rows: Array, count: int) -> list[Array]:
-    """Equal pieces of the last axis, with zeros at the end."""
-    size = -(-rows.shape[-1] // count)
-    return [
-        jnp.pad(part, [(0, 0)] * (rows.ndim - 1) + [(0, size - part.shape[-1])])
-        for part in (rows[..., low : low + size] for low in range(0, count * size, size))
-    ]
-
-
-def _spectrum(rows: Array, places: Places, index: int) -> Array:
+def _spectrum(rows: Array, places: Places) -> Array:
     padded = jnp.pad(rows, [(0, 0)] * (rows.ndim - 1) + [(0, 1)])  # what goes where nothing does
-    there = jnp.take(padded, places.of[index], axis=-1, mode="clip")
-    signs = places.signs[index].astype(rows.dtype)
-    return jnp.fft.rfft(there * signs.reshape((1,) * (rows.ndim - 1) + (-1,)))
+    total: Any = 0.0
+    for of, signs in zip(places.of, places.signs.astype(rows.dtype), strict=True):
+        there = jnp.take(padded, of, axis=-1, mode="clip")
+        total = total + there * signs.reshape((1,) * (rows.ndim - 1) + (-1,))
+    return jnp.fft.rfft(total)
 
 
 def of_tokens(
@@ -275,10 +246,7 @@ def form_costs(site: Site, classes: int, dim: int) -> dict[str, float]:
     formed = float(classes * site.size * (2 * s + PRICES.write))
     if site.groups > 1 or site.size < JOIN_BELOW:
         return {"gradient": formed}
-    pieces = math.prod(pieces_of(k, o, dim))
-    if pieces > 8:  # each has draws of its own
-        return {"products": formed}
-    spectra = PRICES.transform * s * (1 + classes) * pieces * dim * math.log2(max(2, dim))
+    spectra = PRICES.transform * s * (1 + classes) * dim * math.log2(max(2, dim))
     return {"products": formed, "convolved": spectra}
 
 
@@ -326,10 +294,8 @@ class SketchLayers:
         kept = chosen.get("convolved", []) + chosen.get("tokens", [])
         layers = Layers(
             program,
-            # With patches in place of pixels, and the cotangents of the last layer.
-            activation=tuple(
-                dataclasses.replace(site, windows=None, is_head=False) for site in kept
-            ),
+            # With the cotangents of the last layer.
+            activation=tuple(dataclasses.replace(site, is_head=False) for site in kept),
             gradient=tuple(chosen.get("gradient", [])),
             direct=tuple(direct),
             late=tuple(chosen.get("products", [])),
@@ -356,73 +322,31 @@ class SketchLayers:
         """What all samples share: by leaf (or joined leaves), and how buckets are folded."""
         layers, classes, width = self.layers, self.layers.program.outputs, self.width
         blocks = {n: blocks_of(d, width) for n, d in layers.gradient_sizes().items()}
-        pairs: dict[str, list[tuple[int, int]]] = {}
         found: Projections = {}
+        own = jax.random.fold_in(key, 1)
         for site in layers.late:
             count = product_blocks(classes, site.fan_in, site.fan_out, width)
             blocks[str(site.leaf)] = count
-        for site in layers.activation:
+        for index, site in enumerate(layers.activation):  # convolved ones first, then tables
             if site.kind == "embedding":
                 found[str(site.leaf)] = jax.random.fold_in(key, 3 + site.leaf)
             else:
-                pairs[str(site.leaf)] = piece_sizes(site.fan_in, site.fan_out, width)
+                one = jax.random.fold_in(own, index)
+                drawn = draw_convolution(one, site.fan_in, site.fan_out, width)
+                found[str(site.leaf)] = drawn
         if blocks:
-            own = jax.random.fold_in(key, 0)
-            found |= _shared_out(blocks, _draw_blocks(own, sum(blocks.values()), width))
-        if pairs:
-            own, sizes = jax.random.fold_in(key, 1), np.concatenate(list(pairs.values()))
-            drawn = _draw_convolutions(own, sizes, width)
-            found |= _shared_out({name: len(some) for name, some in pairs.items()}, drawn)
+            drawn = draw_blocks(jax.random.fold_in(key, 0), sum(blocks.values()), width)
+            low = 0
+            for name, count in blocks.items():
+                part = slice(low, low + count)
+                found[name] = RolledBlocks(drawn.signs[part], drawn.shifts[part])
+                low += count
         if width > self.dim:
             found[_FOLD] = jax.random.permutation(jax.random.fold_in(key, 2), width)
         return found
 
 
-_draw_blocks = jit(draw_blocks, static_argnums=(1, 2))
-_draw_convolutions = jit(draw_convolutions, static_argnums=2)
-
-
-def _shared_out(counts: Mapping[str, int], drawn: Any) -> dict[str, Any]:
-    """What was drawn for all leaves at once, by leaf."""
-    ends = np.cumsum(list(counts.values()))
-    return {
-        name: jax.tree.map(lambda a, low=end - count, high=end: a[low:high], drawn)
-        for (name, count), end in zip(counts.items(), ends.tolist(), strict=True)
-    }
-
-
-@dataclasses.dataclass(frozen=True)
-class LayeredSketcher:
-    """(leaves, x (B, ...), draws) -> rows (B, C, dim).
-
-    The network is one program and every shape of a layer another, so that a deep network compiles
-    as one block does.
-
-    Attributes:
-        program: the network.
-        mask: which leaves are differentiated by.
-        dim: width of the sketch.
-    """
-
-    program: NetworkProgram
-    mask: tuple[bool, ...]
-    dim: int
-
-    def __call__(self, leaves: list[Array], x: Any, draws: Projections) -> Array:
-        """The rows of some samples."""
-        features = _features(self.program, self.mask, self.dim, leaves, x)
-        return _rows(features, draws, self.dim)
-
-
-@functools.partial(jit, static_argnums=(0, 1, 2))
-def _features(
-    program: NetworkProgram, mask: tuple[bool, ...], dim: int, leaves: list[Array], x: Any
-) -> Features:
-    layers = SketchLayers.of(program, find_sites(program, mask), mask, dim).layers
-    return layers.features(leaves, jax.tree.leaves(x))
-
-
-def _rows(found: Features, draws: Projections, dim: int) -> Array:
+def countsketch_rows(found: Features, draws: Projections, dim: int) -> Array:
     """The sketch (n, C, dim) of features, layer after layer."""
     late = {leaf: outer.cotangents for leaf, outer in found.late.items()}
     of_outputs = [*found.gradients.values(), *found.cotangents.values(), *late.values()]

@@ -1,6 +1,12 @@
 """Which method, which form for each layer, how many samples at a time: decided before any work.
 
-The memory model counts live arrays; `_HEADROOM` covers what XLA keeps beside them.
+Operations are counted from shapes, and the least of them decide. An elementwise pass over a
+kernel-sized array counts as `Rates.elementwise` operations an entry, because memory sets its pace.
+Products of small matrices, of a sample with a block of rows, count `Rates.small` times: they run at
+a lower rate. Counted once, layers would come so that take longer than by their gradients (3 x 3
+convolutions of ResNet-18 on 8 x 8 pixels).
+
+The memory model counts live arrays; `Rates.headroom` covers what XLA keeps beside them.
 """
 
 import dataclasses
@@ -14,13 +20,216 @@ from jaxtyping import Array
 from jaxttp._core.checks import check_integer, is_concrete
 from jaxttp._core.process import host_memory
 from jaxttp._core.results import RESULT
-from jaxttp.ntk._costs import ONE_PIECE_BYTES, Workload, choose_forms, method_costs, outer_size
-from jaxttp.ntk._products import SIZES, goes_by_rows
-from jaxttp.ntk._sites import by_pixels
+from jaxttp._core.xla_cpu.steps import ProgramStep
+from jaxttp.ntk._products import SIZES, goes_by_rows, rows_at_once
+from jaxttp.ntk._program import NetworkProgram
+from jaxttp.ntk._sites import Site
 
-_HEADROOM = 1.35  # of peaks measured on CPUs and GPUs over those counted
-_CHUNK_BYTES = 512 << 20
-_COMPILER_BYTES = 256 << 20
+
+@dataclasses.dataclass(frozen=True)
+class Rates:
+    """What operations and memory were measured to cost, on two cores of a CPU.
+
+    Attributes:
+        elementwise: operations of a matrix product that take as long as an entry of a fused
+            multiply-add over a large array.
+        small: how many times longer products of small matrices take.
+        headroom: of peaks measured on CPUs and GPUs over those counted.
+        one_piece: bytes of working memory of a kernel that one program may compute in one piece.
+        work: bytes of working memory where no bound is given.
+        differentiated: bytes, at most, of the samples differentiated at a time.
+        compiler: bytes that the compiler takes, at most.
+        sides: rows of a square block whose features are kept: with more of them pieces leave a
+            CPU's cache; with fewer products are slow.
+        few: rows of a block from which on gradients that wait are not formed too often.
+    """
+
+    elementwise: float = 32
+    small: float = 1.5
+    headroom: float = 1.35
+    one_piece: int = 1 << 30
+    work: int = 4 << 30
+    differentiated: int = 512 << 20
+    compiler: int = 256 << 20
+    sides: tuple[int, ...] = (192, 64)
+    few: int = 12
+
+
+RATES = Rates()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Workload:
+    """What is asked: a program, its sites and the shapes.
+
+    Attributes:
+        program: the single-sample network.
+        sites: from `find_sites`.
+        paths: the path of each leaf.
+        trainable: which leaves count.
+        n1: rows of the kernel, in samples.
+        n2: columns of the kernel, in samples.
+        symmetric: whether x2 is x1.
+        output: "full", "trace" or "diagonal".
+        itemsize: bytes of a number of the kernel.
+        alone: whether one device computes all of it, so that gradients may wait for products.
+    """
+
+    program: NetworkProgram
+    sites: tuple[Site, ...]
+    paths: tuple[str, ...]
+    trainable: tuple[bool, ...]
+    n1: int
+    n2: int
+    symmetric: bool
+    output: str
+    itemsize: int
+    alone: bool = True
+
+    @property
+    def classes(self) -> int:
+        """The number of outputs, C."""
+        return self.program.outputs
+
+    @property
+    def is_repeated(self) -> bool:
+        """Whether last layers alone are trained, so that the kernel is K ⊗ I_C."""
+        heads = {leaf for site in self.sites if site.is_head for leaf in (site.leaf, site.bias)}
+        return all(leaf in heads for leaf, wanted in enumerate(self.trainable) if wanted)
+
+    @property
+    def samples(self) -> int:
+        """Samples to differentiate once."""
+        return self.n1 if self.symmetric else self.n1 + self.n2
+
+    @property
+    def forward(self) -> float:
+        """Estimated operations of one sample's way forward."""
+        return sum(_step_flops(step) for step in self.program.steps)
+
+    @property
+    def class_pairs(self) -> int:
+        """Pairs of classes to compute for a pair of samples."""
+        return self.classes**2 if self.output == "full" else self.classes
+
+    @property
+    def entries(self) -> int:
+        """Entries of the kernel for a pair of samples."""
+        return {"full": self.classes**2, "diagonal": self.classes, "trace": 1}[self.output]
+
+    @property
+    def bytes(self) -> int:
+        """The size of the kernel."""
+        return self.n1 * self.n2 * self.entries * self.itemsize
+
+    def leaf_size(self, leaf: int) -> int:
+        """The number of parameters of a leaf."""
+        return math.prod(self.program.avals[self.program.parameters[leaf]].shape)
+
+    @property
+    def size(self) -> int:
+        """The number of trainable parameters."""
+        return sum(self.leaf_size(leaf) for leaf, wanted in enumerate(self.trainable) if wanted)
+
+
+def choose_forms(work: Workload, method: str, *, late: bool = False) -> dict[int, str]:
+    """The cheapest form for each trainable leaf; all direct for the plain Jacobian.
+
+    With `late` gradients wait wherever what they are made of is smaller.
+    """
+    forms = {leaf: "direct" for leaf, wanted in enumerate(work.trainable) if wanted}
+    if method != "layerwise":
+        return forms
+    for site in work.sites:
+        activation, gradient = _activation_cost(work, site), _gradient_cost(work, site)
+        if activation <= gradient:
+            forms[site.leaf] = "activation"
+            if site.bias is not None:
+                forms[site.bias] = "with weight"
+        elif site.kind != "embedding":
+            waits = late and site.groups == 1 and outer_size(work, site) < work.classes * site.size
+            forms[site.leaf] = "late gradient" if waits else "gradient"
+    return forms
+
+
+def outer_size(work: Workload, site: Site) -> int:
+    """Numbers of a sample from which a site's gradients can be formed."""
+    return site.input_size + work.classes * site.cotangent_size
+
+
+def _activation_cost(work: Workload, site: Site) -> float:
+    pairs, c = work.n1 * work.n2, work.classes
+    rowwise = goes_by_rows(site.positions, c, work.output)
+    if site.positions == 1 and site.groups == 1:
+        share = _share_of_product(work)
+    elif rowwise:
+        share = 0.5 * (1 + rows_at_once(work.n1, site.positions, site.fan_out) / work.n1)
+    else:
+        share = (site.positions + 1) / (2 * site.positions)
+    share = share if work.symmetric else 1.0
+    similarity = 2.0 if site.kind == "embedding" else 2.0 * site.fan_in
+    if rowwise:  # sample after sample against blocks of rows
+        products = 2.0 * c * site.fan_out * (1 + c / site.positions)
+        each = site.groups * site.positions**2 * (similarity + products)
+        return pairs * (RATES.small * share * each + RATES.elementwise * work.entries)
+    products = 0 if site.is_head else 2 * work.class_pairs * site.fan_out
+    each = similarity + products + RATES.elementwise * work.entries
+    return pairs * site.groups * share * site.positions**2 * each
+
+
+def _gradient_cost(work: Workload, site: Site) -> float:
+    forming = 2 * work.samples * work.classes * site.size * site.positions
+    if site.kind == "embedding":  # a scatter into a table of zeros
+        forming = RATES.elementwise * work.samples * work.classes * site.size
+    return forming + _product_cost(work, site.size)
+
+
+def _product_cost(work: Workload, size: int) -> float:
+    each = 2 * work.class_pairs * size + RATES.elementwise * work.entries
+    return work.n1 * work.n2 * _share_of_product(work) * each
+
+
+def _share_of_product(work: Workload) -> float:
+    """How much of a product of gradients is computed."""
+    return SIZES.half if work.symmetric and work.output != "diagonal" else 1.0
+
+
+def method_costs(work: Workload) -> dict[str, float]:
+    """Estimated operations of each method."""
+    forward, c = work.forward, work.classes
+    sites = {site.leaf: site for site in work.sites}
+    layerwise = work.samples * forward * (1 + c * (not work.is_repeated))
+    for leaf, form in choose_forms(work, "layerwise").items():
+        size = work.leaf_size(leaf)
+        if form == "direct":
+            layerwise += work.samples * c * size + _product_cost(work, size)
+        elif form != "with weight":
+            cost = _activation_cost if form == "activation" else _gradient_cost
+            layerwise += cost(work, sites[leaf])
+    jacobian = work.samples * forward * (1 + 2 * c) + _product_cost(work, work.size)
+    half = 0.5 if work.symmetric else 1.0
+    products = half * work.n1 * work.n2 * c * 2 * forward + 3 * work.n2 * c * forward
+    products += half * work.n1 * work.n2 * work.entries * RATES.elementwise
+    # A column's weight tangent is read and written once for each block of rows.
+    products += work.n2 * c * work.size * RATES.elementwise
+    return {"layerwise": layerwise, "jacobian": jacobian, "vector_product": products}
+
+
+def _step_flops(step: ProgramStep) -> float:
+    out = math.prod(step.equation.outvars[0].aval.shape) if step.equation.outvars else 0
+    if step.name == "dot_general":
+        (contracting, _), _ = step.params["dimension_numbers"]
+        return 2.0 * out * math.prod(step.shape(0)[axis] for axis in contracting)
+    if step.name == "conv_general_dilated":
+        spec = step.params["dimension_numbers"].rhs_spec
+        return 2.0 * out * math.prod(step.shape(1)) / step.shape(1)[spec[0]]
+    inner = 0.0
+    for value in step.params.values():
+        body = getattr(value, "jaxpr", None)
+        if body is not None and hasattr(body, "eqns"):
+            steps = [ProgramStep(eqn, (), ()) for eqn in body.eqns]
+            inner += step.params.get("length", 1) * sum(_step_flops(one) for one in steps)
+    return inner + out
 
 
 class Blocks(NamedTuple):
@@ -37,8 +246,7 @@ class Memory:
     """Bytes: of the result, of a sample's features, of differentiating one sample.
 
     Of the features those in activation form are `copied` when tiles are made of them, and of those
-    whose gradients wait one layer's at a time (`turned`). Products of the `pixels` of a convolution
-    count for each pair of samples, unless they come sample after sample.
+    whose gradients wait one layer's at a time (`turned`).
     """
 
     work: Workload
@@ -48,8 +256,7 @@ class Memory:
     copied: int
     transient: int
     entry: int
-    turned: int = 0
-    pixels: int = 0
+    turned: int
 
     @classmethod
     def of(cls, work: Workload, method: str, forms: Mapping[int, str]) -> "Memory":
@@ -64,7 +271,7 @@ class Memory:
         ]
         forward, largest = sum(outputs), max(outputs, default=0)
         sites = {site.leaf: site for site in work.sites}
-        per_sample, copied, patches, waiting, turned, pixels = 0, 0, 0, 0, 0, 0
+        per_sample, copied, patches, waiting, turned = 0, 0, 0, 0, 0
         for leaf, form in forms.items():
             if form in ("direct", "gradient"):
                 per_sample += c * work.leaf_size(leaf)
@@ -72,9 +279,7 @@ class Memory:
                 patches = max(patches, sites[leaf].input_size)
             if form == "activation":
                 site = sites[leaf]
-                copied += site.compared_size + c * site.cotangent_size * (not site.is_head)
-                if by_pixels(site) and not goes_by_rows(site.positions, c, work.output):
-                    pixels = max(pixels, site.groups * (site.n_pixels + 1) ** 2)
+                copied += site.input_size + c * site.cotangent_size * (not site.is_head)
             if form == "late gradient":
                 waiting += outer_size(work, sites[leaf])
                 turned = max(turned, c * sites[leaf].input_size + c * sites[leaf].cotangent_size)
@@ -87,106 +292,80 @@ class Memory:
             per_sample, transient = forward // width, 2 * c * work.size * width
         return cls(
             work, method, work.bytes, width * per_sample, width * copied,
-            int(transient), entry, width * turned, max(work.itemsize, 4) * pixels,
+            int(transient), entry, width * turned,
         )  # fmt: skip
 
     def total(self, rows: int, columns: int, chunk: int, kept: bool = False) -> int:
-        """Estimated peak for these blocks."""
+        """Estimated peak for these blocks.
+
+        Where features are copied whole, by strips, they count more than once.
+        """
         work = self.work
-        # A square block exists three times: as strips, as the strips joined, and mirrored.
-        pairs = rows * (rows if work.symmetric else columns)
-        side = pairs * (self.entry + self.pixels)
+        side = rows * (rows if work.symmetric else columns) * self.entry
         if self.method == "vector_product":
             # Every column takes a tangent of the weights and a forward pass over all rows with it.
             live = 2 * columns * work.classes * rows * self.per_sample + columns * self.transient
-            return int(self.result + _HEADROOM * (3 * side + live))
-        if self.turned:
-            held = work.n1 if kept else rows + columns
-            scratch = 5.0 * side + 2.0 * (rows + columns) * (self.copied + self.turned)
-            forward = self.transient * chunk
-            pieces = 4.0 * SIZES.piece * max(self.work.itemsize, 4)
-            features = 1.15 * self.per_sample * held
-            return int(self.result + features + _HEADROOM * (scratch + pieces + forward))
-        if kept:
-            square = rows * rows * (5.0 * self.entry + 3.0 * self.pixels)
-            scratch = square + 2.0 * rows * self.copied
-            features = 1.15 * self.per_sample * work.n1  # in blocks that are never copied whole
-            return int(self.result + features + _HEADROOM * (scratch + self.transient * chunk))
-        if chunk >= max(work.n1, work.n2):
-            # Strips of the features are copied, those of all layers at once.
-            copies = 3.5 if work.symmetric else 2.0
-            scratch, features = 3.0 * side, copies * self.per_sample * max(work.n1, work.n2)
-        elif work.symmetric and rows == work.n1:
-            scratch, features = 3.0 * side, 3.5 * self.per_sample * rows
+            return int(self.result + RATES.headroom * (3 * side + live))
+        if chunk >= max(work.n1, work.n2) and not self.turned:
+            copies = 3.5 if work.symmetric else 2.0  # a square: as strips, joined, and mirrored
+            features = RATES.headroom * copies * self.per_sample * max(work.n1, work.n2)
+            scratch = 3.0 * side
         else:
-            scratch = rows * columns * (2.0 * self.entry + 3.0 * self.pixels)
-            features = self.per_sample * (rows + columns)
-            if work.symmetric:
-                scratch += 3.0 * rows * rows * (self.entry + self.pixels)
-                features += self.copied * rows
-        forward = self.transient * max(chunk, columns)
-        return int(self.result + _HEADROOM * (scratch + features + forward))
+            features = 1.15 * self.per_sample * (work.n1 if kept else rows + columns)
+            scratch = 5.0 * side + 2.0 * (rows + columns) * (self.copied + self.turned)
+            if self.turned:
+                scratch += 4.0 * SIZES.piece * max(work.itemsize, 4)
+        return int(self.result + features + RATES.headroom * (scratch + self.transient * chunk))
 
     def in_one_piece(self, bound: int) -> bool:
         """Whether one program can compute it all."""
         work = self.work
         total = self.total(work.n1, work.n2, max(work.n1, work.n2))
-        return total <= _spare(bound) and total - self.result <= ONE_PIECE_BYTES
+        return total <= _spare(bound) and total - self.result <= RATES.one_piece
 
-    def _chunk(self, bound: int) -> int:
-        """Samples differentiated at a time: with a quarter of the space."""
-        least = self.total(1, 1, 1)
-        spare = min((bound - least) / 4, _CHUNK_BYTES)
-        most = min(self.work.n1, self.work.n2)
-        return largest(most, lambda q: self.total(1, q, q) - least <= spare)
+    def fit(self, asked: int, *, strict: bool) -> Blocks:
+        """The largest blocks within so many bytes.
 
-    def fit_late(self, bound: int, ideal: int = 192) -> "Blocks | None":
-        """The blocks with gradients that wait, None where they would be formed too often.
-
-        Args:
-            bound: bytes.
-            ideal: rows of a block, at best: with more of them pieces leave a CPU's cache.
+        Raises:
+            ValueError: not one sample against one fits, and it is `strict`.
         """
-        work, bound = self.work, _spare(bound)
-        chunk = self._chunk(bound)
-        for most in (ideal, ideal // 2):
-            side = _even(work.n1, most)
-            if work.symmetric and self.total(side, side, min(chunk, side), kept=True) <= bound:
-                return Blocks(side, side, min(side, _even(side, chunk)), kept=True)
-        rows = largest(work.n1, lambda r: self.total(r, min(r, work.n2), chunk) <= bound)
-        rows = _even(work.n1, rows)
-        columns = _even(work.n2, min(rows, ideal // 2))
-        few = min(rows, columns) < min(ideal // 16, work.n1, work.n2)
-        blocks = Blocks(rows, columns, min(chunk, rows, columns))
-        return None if few or self.total(*blocks) > bound else blocks
-
-    def fit(self, bound: int, *, strict: bool) -> Blocks:
-        """The largest blocks within `bound` bytes."""
-        work = self.work
-        if self.in_one_piece(bound):
+        work, bound = self.work, _spare(asked)
+        if self.in_one_piece(asked):
             return Blocks(work.n1, work.n2, max(work.n1, work.n2))
-        asked, bound = bound, _spare(bound)
         if self.method == "vector_product":
-            wanted = min(bound, self.result + ONE_PIECE_BYTES)
-            size = largest(max(work.n1, work.n2), lambda b: self.total(b, b, b) <= wanted)
+            most = min(bound, self.result + RATES.one_piece)
+            size = largest(max(work.n1, work.n2), lambda b: self.total(b, b, b) <= most)
             blocks = Blocks(min(size, work.n1), min(size, work.n2), size)
         else:
-            # Differentiating and streaming get at most a quarter of the space.
-            chunk = self._chunk(bound)
-            rows = largest(work.n1, lambda r: self.total(r, min(chunk, r), min(chunk, r)) <= bound)
-            rows = _even(work.n1, rows)
-            if work.symmetric and rows < work.n1:
-                side = _even(work.n1, 64)
-                blocks = Blocks(side, side, min(side, _even(side, chunk)), kept=True)
-                if self.total(*blocks) <= bound:
-                    return blocks
-            chunk = min(rows, _even(rows, chunk))
-            blocks = Blocks(rows, min(chunk, work.n2), chunk)
-        if self.total(*blocks) <= bound or not strict:
-            return blocks
-        least = self.total(1, 1, 1)
-        least += min(_COMPILER_BYTES, least // 7 + 1)
-        raise ValueError(self._too_little(asked, least))
+            blocks = self.features_in_blocks(bound)
+        if strict and self.total(*blocks) > bound:
+            least = self.total(1, 1, 1)
+            least += min(RATES.compiler, least // 7 + 1)
+            raise ValueError(self._too_little(asked, least))
+        return blocks
+
+    def features_in_blocks(self, bound: int) -> Blocks:
+        """With all features kept where a symmetric kernel has room for them; else streamed.
+
+        Differentiating gets a quarter of the space.
+        """
+        work, least = self.work, self.total(1, 1, 1)
+        spare = min((bound - least) / 4, RATES.differentiated)
+        most = min(work.n1, work.n2)
+        chunk = largest(most, lambda q: self.total(1, 1, q) - least <= spare)
+        for most in RATES.sides if work.symmetric else ():
+            side = _even(work.n1, most)
+            blocks = Blocks(side, side, min(side, _even(side, chunk)), kept=True)
+            if self.total(*blocks) <= bound:
+                return blocks
+        width = RATES.sides[0] // 2
+
+        def streamed(rows: int) -> Blocks:
+            columns = _even(work.n2, min(rows, width))
+            return Blocks(rows, columns, min(chunk, rows, columns))
+
+        rows = largest(work.n1, lambda rows: self.total(*streamed(rows)) <= bound)
+        return streamed(_even(work.n1, rows))
 
     def _too_little(self, bound: int, least: int) -> str:
         """What does not fit, and what does."""
@@ -220,7 +399,7 @@ def largest(most: int, fits: Callable[[int], bool]) -> int:
 
 def _spare(bound: int) -> int:
     """A bound without what the compiler takes."""
-    return bound - min(_COMPILER_BYTES, bound // 8)
+    return bound - min(RATES.compiler, bound // 8)
 
 
 def _even(total: int, most: int) -> int:
@@ -234,9 +413,6 @@ def readable(size: float) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
     raise AssertionError
-
-
-DEFAULT_WORK_BYTES = 4 << 30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -261,7 +437,6 @@ class KernelPlan:
         bytes: estimated peak, the result included; on a mesh that of one device, and of its rows.
         max_bytes: the bound that was kept, None for the default working space.
         devices: that share the rows.
-        host_bytes: samples and parameters as they were given.
     """
 
     method: str
@@ -277,7 +452,6 @@ class KernelPlan:
     bytes: int
     max_bytes: int | None
     devices: int = 1
-    host_bytes: int = 0
 
     plot, _repr_html_, __repr__ = RESULT
 
@@ -291,8 +465,7 @@ class KernelPlan:
             f"kernel by {self.method}: {self.reason}",
             f"operations: {costs}",
             f"blocks: {blocks}{once}",
-            f"memory: about {readable(self.bytes)}{each}, {what} {readable(self.kernel_bytes)}; "
-            f"{readable(self.host_bytes)} on the host",
+            f"memory: about {readable(self.bytes)}{each}, {what} {readable(self.kernel_bytes)}",
         ]
         width = max((len(path) for path in self.forms), default=0)
         lines += [f"  {path:<{width}}  {form}" for path, form in self.forms.items()]
@@ -307,17 +480,12 @@ def make_plan(
     Raises:
         ValueError: `max_bytes` cannot be kept; the message states the least that can.
     """
-    bound = work.bytes + DEFAULT_WORK_BYTES if max_bytes is None else max_bytes
+    bound = work.bytes + RATES.work if max_bytes is None else max_bytes
     costs = method_costs(work)
     method, reason = _choose_method(work, method, costs)
     forms = choose_forms(work, method)
     memory = Memory.of(work, method, forms)
-    later = None
-    if batch_size is None and work.alone and not memory.in_one_piece(bound):
-        later = _late_plan(work, method, bound)
-    if later is not None:
-        forms, memory, blocks = later
-    elif batch_size is not None:
+    if batch_size is not None:
         size = check_integer("batch_size", batch_size, at_least=1)
         blocks = Blocks(min(size, work.n1), min(size, work.n2), size)
         needed = memory.total(*blocks)
@@ -327,7 +495,13 @@ def make_plan(
                 f"{needed} bytes; leave batch_size out, and it follows from max_bytes."
             )
     else:
-        blocks = memory.fit(bound, strict=max_bytes is not None)
+        late = None
+        if work.alone and not memory.in_one_piece(bound):
+            late = _with_late_gradients(work, method, bound)
+        if late is not None:
+            forms, memory, blocks = late
+        else:
+            blocks = memory.fit(bound, strict=max_bytes is not None)
     return KernelPlan(
         method=method,
         reason=reason,
@@ -344,16 +518,18 @@ def make_plan(
     )
 
 
-def _late_plan(
+def _with_late_gradients(
     work: Workload, method: str, bound: int
-) -> "tuple[dict[int, str], Memory, Blocks] | None":
+) -> tuple[dict[int, str], Memory, Blocks] | None:
     """Forms, memory and blocks with gradients that wait, if any do and there is room."""
     forms = choose_forms(work, method, late=True)
     if "late gradient" not in forms.values():
         return None
     memory = Memory.of(work, method, forms)
-    blocks = memory.fit_late(bound)
-    return None if blocks is None else (forms, memory, blocks)
+    blocks = memory.features_in_blocks(_spare(bound))
+    # In few rows they would be formed too often.
+    few = not blocks.kept and blocks.rows < min(RATES.few, work.n1)
+    return None if few or memory.total(*blocks) > _spare(bound) else (forms, memory, blocks)
 
 
 def _choose_method(work: Workload, method: str, costs: Mapping[str, float]) -> tuple[str, str]:

@@ -12,8 +12,8 @@ Pairs of positions: a layer with several positions in activation form
 ---------------------------------------------------------------------
 sum_{b,s,t} <x_i[b,s], x_j[b,t]> <g_i^c[b,s], g_j^d[b,t]>
 
-It is a loop over groups b, positions s and some positions t. Of a batch with itself the pairs
-(s, t) and (t, s) give transposed parts, so that half of the loop does, and its transpose.
+It is a loop over groups b and positions s and t. Of a batch with itself the pairs (s, t) and (t, s)
+give transposed parts, so that half of the loop does, and its transpose.
 
 With several outputs and many positions it is summed in another order, sample after sample j:
 
@@ -23,11 +23,6 @@ are C s^2 o + C^2 s o operations for C^2 s^2 o, and rows i of a block that stays
 Of a batch with itself a block needs no samples before its own. (3 x 3 convolutions of 150 samples
 on two cores: of 256 channels on 4 x 4 pixels with 4 outputs 0.16 s for 0.22, with 9 outputs 0.36
 for 0.96; of 16 channels on 8 x 8 pixels with 4 outputs 0.29 s for 1.34.)
-
-A convolution's x are patches, and <patch s, patch t> is the sum over the taps of products of the
-pixels under them. Where there are fewer pairs of pixels than of taps under pairs of patches, each
-product of two pixels is computed once: patches of 3 x 3 take a ninth of the multiplications
-(ResNet-18 on 64 pixels: 1.45 CPU seconds for 1.92).
 
 Outer products: weight gradients that are formed when they are multiplied
 -------------------------------------------------------------------------
@@ -69,8 +64,6 @@ class Sizes:
         strip_slice: numbers of a row that strips are made of.
         slice: numbers of a slice of rows that are multiplied some of their numbers at a time.
         few_rows: how many rows are cut so, at most.
-        turn: numbers that a turn of the loop over pairs of positions makes at most.
-        own_turn: the same of a loop over half of the pairs.
         rows: samples of a block where they come sample after sample.
         many_rows: the same where caches are not what counts.
         block: numbers that such a block makes of another sample at most.
@@ -84,8 +77,6 @@ class Sizes:
     strip_slice: int = 1 << 10
     slice: int = 1 << 22
     few_rows: int = 512
-    turn: int = 1 << 21
-    own_turn: int = 1 << 16
     rows: int = 16
     many_rows: int = 128
     block: int = 1 << 22
@@ -220,20 +211,6 @@ def similarity(x: Array, y: Array | None, dtype: Any) -> Array:
     return rows_product(x, y, dtype)
 
 
-def turns_of(positions: int, entries: int, *, is_own: bool, with_pixels: bool) -> int:
-    """Into how many turns a loop cuts the second position of all pairs.
-
-    Args:
-        positions: of each sample.
-        entries: of the kernel.
-        is_own: whether of a batch with itself: t turns do (t + 1) / 2 of the work of t.
-        with_pixels: whether patches are compared pixel by pixel.
-    """
-    most = max(2, (SIZES.own_turn if is_own else SIZES.turn) // max(1, entries))
-    most = 1 if with_pixels else most  # more are compiled badly
-    return positions // max(t for t in range(1, positions + 1) if positions % t == 0 and t <= most)
-
-
 def goes_by_rows(positions: int, classes: int, output: str) -> bool:
     """Whether samples come one after the other, against blocks of rows.
 
@@ -269,18 +246,16 @@ def sum_over_pairs(
     g2: Array | None,
     output: str,
     dtype: Any,
-    windows: np.ndarray | None = None,
 ) -> Array:
     """The sum over all groups and pairs of positions.
 
     Args:
-        x1: inputs (n, groups, positions, k), or pixels (n, groups, p, channels) with `windows`.
+        x1: inputs (n, groups, positions, k), or tokens (n, groups, positions).
         g1: cotangents (n, C, groups, positions, o).
         x2: the same of m other samples; None for the same ones.
         g2: theirs, or None.
         output: "full", "trace" or "diagonal".
         dtype: in which it is summed.
-        windows: which pixel is under each tap (positions, taps); p where there is none.
 
     Returns:
         (n, C, m, C), (n, m) or (C, n, m).
@@ -289,30 +264,21 @@ def sum_over_pairs(
     is_own = g2 is None
     x2, g2 = (one if two is None else two for one, two in ((x1, x2), (g1, g2)))
     if goes_by_rows(positions, classes, output):
-        return _by_rows(x1, g1, x2, g2, dtype, windows, is_own=is_own)
-    entries = n * m * {"full": classes**2, "diagonal": classes, "trace": 1}[output]
-    turns = turns_of(positions, entries, is_own=is_own, with_pixels=windows is not None)
-    turn = positions // turns
-    if windows is None:
-        find = _alike_patches(x1, x2, turn, dtype)
-    else:
-        find = _alike_pixels(x1, x2, dtype, windows)
-    multiply = _multiply(g1, g2, turn, output, dtype)
-    which = np.indices((groups, positions, turns), np.int32).reshape(3, -1).T
-    which = which[which[:, 2] >= which[:, 1] // turn] if is_own else which
+        return _by_rows(x1, g1, x2, g2, dtype, is_own=is_own)
+    # Copies with the positions in front, so that every turn of the loop reads contiguous memory.
+    x1, x2 = (x.reshape(*x.shape[:3], -1).transpose(1, 2, 0, 3) for x in (x1, x2))
+    multiply = _multiply(g1, g2, output, dtype)
+    which = np.indices((groups, positions, positions), np.int32).reshape(3, -1).T
+    which = which[which[:, 2] >= which[:, 1]] if is_own else which
     places = jnp.asarray(which)
 
     def add(index: Array, total: Array) -> Array:
         b, s, t = places[index]
-        a = find(b, s, t)  # (n, turn, m)
+        a = similarity(x1[b, s], x2[b, t], dtype)  # (n, m)
         if is_own:  # (s, t) with t > s stands for (t, s), too, whose part is added at the end
-            others = t * turn + jnp.arange(turn)
-            weight = jnp.where(others > s, 1.0, jnp.where(others == s, 0.5, 0.0)).astype(a.dtype)
-            a = a * weight[None, :, None]
-        g = multiply(b, s, t)  # (n, C, turn, C, m), (C, n, turn, m) or (n, turn, m)
-        if output == "full":
-            return total + jnp.sum(a[:, None, :, None] * g, axis=2)
-        return total + jnp.sum((a if output == "trace" else a[None]) * g, axis=-2)
+            a = a * jnp.where(s == t, 0.5, 1.0).astype(a.dtype)
+        spread = {"full": a[:, None, None], "diagonal": a[None], "trace": a}[output]
+        return total + spread * multiply(b, s, t)
 
     shape = {"full": (n, classes, classes, m), "diagonal": (classes, n, m), "trace": (n, m)}
     found = jax.lax.fori_loop(0, len(which), add, jnp.zeros(shape[output], dtype))
@@ -322,36 +288,7 @@ def sum_over_pairs(
     return found + found.transpose(2, 3, 0, 1) if is_own else found
 
 
-def _alike_patches(x1: Array, x2: Array, turn: int, dtype: Any) -> Any:
-    """(b, s, t) -> <x_i[b,s], x_j[b,t']> (n, turn, m) for the positions t' of turn t."""
-    (n, groups, positions), m = x1.shape[:3], len(x2)
-    # Copies with the positions in front, so that every turn of the loop reads contiguous memory,
-    # and is one product of two matrices.
-    x1, x2 = (x.reshape(*x.shape[:3], -1).transpose(1, 2, 0, 3) for x in (x1, x2))
-    x2 = x2.reshape(groups, positions // turn, turn * m, -1)
-    return lambda b, s, t: similarity(x1[b, s], x2[b, t], dtype).reshape(n, turn, m)
-
-
-def _alike_pixels(x1: Array, x2: Array, dtype: Any, windows: np.ndarray) -> Any:
-    """The same for turns of one position, as the sum over taps of products of pixels."""
-    (n, groups, pixels), m = x1.shape[:3], len(x2)
-    one, two = (x.transpose(1, 2, 0, 3).reshape(groups, pixels * len(x), -1) for x in (x1, x2))
-    products = jnp.stack([rows_product(one[b], two[b], dtype) for b in range(groups)])
-    products = products.reshape(groups, pixels, n, pixels, m).transpose(0, 1, 3, 2, 4)
-    products = jnp.pad(products, ((0, 0), (0, 1), (0, 1), (0, 0), (0, 0)))  # none: zero
-    under = jnp.asarray(windows.astype(np.int32))
-
-    def find(b: Array, s: Array, t: Array) -> Array:
-        pairs = zip(under[s], under[t], strict=True)
-        return functools.reduce(jnp.add, [products[b, one, two] for one, two in pairs])[:, None]
-
-    return find
-
-
-def _by_rows(
-    x1: Array, g1: Array, x2: Array, g2: Array, dtype: Any, windows: np.ndarray | None, *,
-    is_own: bool,
-) -> Array:  # fmt: skip
+def _by_rows(x1: Array, g1: Array, x2: Array, g2: Array, dtype: Any, *, is_own: bool) -> Array:
     """`sum_over_pairs` of all outputs, sample after sample."""
     (n, classes, groups, positions), m = g1.shape[:4], len(g2)
     most = SIZES.rows if jax.default_backend() == "cpu" else SIZES.many_rows
@@ -364,14 +301,14 @@ def _by_rows(
 
     gs = in_blocks(jnp.moveaxis(g1, 2, 1).reshape(n, groups, classes, -1))
     xs, x2, g2 = in_blocks(x1), jnp.moveaxis(x2, 1, 0), jnp.moveaxis(g2, 2, 0)
-    find = _alike_in_turn(dtype, windows)
 
     def block(index: Array, total: Array) -> Array:
         b, i = index // blocks, index % blocks
         x, g = xs[b, i], gs[b, i]
 
         def column(j: Array, total: Array) -> Array:
-            a = find(x, x2[b, j]).reshape(rows * positions, positions)
+            other = x2[b, j].reshape(positions, -1)
+            a = similarity(x.reshape(rows * positions, -1), other, dtype)
             parts = []
             for d in range(classes):
                 near = jax.lax.dot(a, g2[b, j, d].astype(dtype)).reshape(rows, -1)
@@ -392,53 +329,18 @@ def _by_rows(
     return mirrored(flat).reshape(found.shape)
 
 
-def _alike_in_turn(dtype: Any, windows: np.ndarray | None) -> Any:
-    """(x of some rows, x of one sample) -> <x_i[s], x_j[t]> (rows, positions, positions)."""
-    if windows is None:
-
-        def patches(x: Array, other: Array) -> Array:
-            if jnp.issubdtype(x.dtype, jnp.integer):
-                return (x[:, :, None] == other[None, None]).astype(dtype)
-            one, two = x.reshape(x.shape[0] * x.shape[1], -1), other.reshape(len(other), -1)
-            return rows_product(one, two, dtype)
-
-        return patches
-    under = windows.astype(np.int32)
-
-    def pixels(x: Array, other: Array) -> Array:
-        products = rows_product(x.reshape(-1, x.shape[-1]), other, dtype)
-        products = products.reshape(len(x), x.shape[1], -1)
-        products = jnp.pad(products, ((0, 0), (0, 1), (0, 1)))  # none: zero
-        taps = (products[:, tap][:, :, tap] for tap in under.T)
-        return functools.reduce(jnp.add, taps)
-
-    return pixels
-
-
-def _multiply(g1: Array, g2: Array, turn: int, output: str, dtype: Any) -> Any:
-    """(b, s, t) -> <g_i^c[b,s], g_j^d[b,t']> for the positions t' of turn t."""
-    (n, classes, groups, positions), m = g1.shape[:4], len(g2)
-    turns = positions // turn
-    if output == "full":
-        g1 = g1.transpose(2, 3, 0, 1, 4).reshape(groups, positions, n * classes, -1)
-        g2 = g2.transpose(2, 3, 1, 0, 4).reshape(groups, turns, turn * classes * m, -1)
-        shape = (n, classes, turn, classes, m)
-    elif output == "trace":
-        g1 = g1.transpose(2, 3, 0, 1, 4).reshape(groups, positions, n, -1)
-        g2 = g2.transpose(2, 3, 0, 1, 4).reshape(groups, turns, turn * m, -1)
-        shape = (n, turn, m)
-    else:
-        g1 = g1.transpose(2, 3, 1, 0, 4)
-        g2 = g2.transpose(2, 1, 3, 0, 4).reshape(groups, classes, turns, turn * m, -1)
-        g2 = g2.swapaxes(1, 2)
-        shape = (classes, n, turn, m)
+def _multiply(g1: Array, g2: Array, output: str, dtype: Any) -> Any:
+    """(b, s, t) -> <g_i^c[b,s], g_j^d[b,t]>, (n, C, C, m), (C, n, m) or (n, m)."""
+    first = g1.transpose(2, 3, 0, 1, 4)
+    if output != "full":
+        second, product = g2.transpose(2, 3, 0, 1, 4), PRODUCTS[output]
+        return lambda b, s, t: product(first[b, s], second[b, t], dtype)
+    second = g2.transpose(2, 3, 1, 0, 4)  # samples last: a similarity is spread over whole rows
+    (_, _, n, classes, size), m = first.shape, len(g2)
 
     def multiply(b: Array, s: Array, t: Array) -> Array:
-        if output == "diagonal":
-            product = jnp.einsum("cno,cmo->cnm", g1[b, s], g2[b, t], preferred_element_type=dtype)
-        else:
-            product = rows_product(g1[b, s], g2[b, t], dtype)
-        return product.reshape(shape)
+        rows, columns = first[b, s].reshape(-1, size), second[b, t].reshape(-1, size)
+        return rows_product(rows, columns, dtype).reshape(n, classes, classes, m)
 
     return multiply
 

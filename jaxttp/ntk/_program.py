@@ -15,8 +15,7 @@ from jaxtyping import Array
 
 from jaxttp._core.traced import constants_of, the_same
 from jaxttp._core.types import ApplyFn
-from jaxttp._core.xla_cpu.fusion import run_steps, shared_sums
-from jaxttp._core.xla_cpu.steps import ProgramStep, straight_line
+from jaxttp._core.xla_cpu.steps import ProgramStep, run_steps, shared_sums, straight_line
 from jaxttp.adapters.outputs import TOKENS
 
 
@@ -32,7 +31,7 @@ class NetworkProgram:
         constants: the slots of the arrays that the network closes over.
         literals: numbers of the equations themselves, by slot.
         avals: shape and dtype of each slot.
-        shared: slots that CPUs are to compute once (`jaxttp._core.xla_cpu.fusion`).
+        shared: slots that CPUs are to compute once (`jaxttp._core.xla_cpu.steps`).
     """
 
     steps: tuple[ProgramStep, ...]

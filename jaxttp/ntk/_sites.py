@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array
 
 from jaxttp._core.xla_cpu.steps import ProgramStep
@@ -56,10 +55,6 @@ class Site:
         scale: the factor between the leaf and what the step uses.
         inputs: data operand -> x (groups, positions, fan_in); tokens (groups, positions).
         cotangents: cotangent of the step's output -> g (groups, positions, fan_out).
-        windows: of a convolution on few pixels, which is under each tap (positions, taps), p where
-            there is none; None of everything else.
-        n_pixels: p, how many there are.
-        pixels: of a convolution, data operand -> its pixels (groups, p, channels).
         is_head: whether the network's outputs are those of this dense step, each once, and what
             else is added to them: the cotangents of the outputs are unit vectors then.
     """
@@ -76,9 +71,6 @@ class Site:
     scale: float
     inputs: Callable[[Array], Array]
     cotangents: Callable[[Array, Array], Array]
-    windows: np.ndarray | None = None
-    n_pixels: int = 0
-    pixels: Callable[[Array], Array] | None = None
     is_head: bool = False
 
     @property
@@ -93,25 +85,9 @@ class Site:
         return self.groups * self.positions * per_position
 
     @property
-    def compared_size(self) -> int:
-        """Entries of what is kept of x per sample where products with others' x are wanted."""
-        if not by_pixels(self):
-            return self.input_size
-        assert self.windows is not None  # it has pixels
-        return self.groups * self.n_pixels * self.fan_in // self.windows.shape[1]
-
-    @property
     def cotangent_size(self) -> int:
         """Entries of g per sample and class."""
         return self.groups * self.positions * self.fan_out
-
-
-def by_pixels(site: Site) -> bool:
-    """Whether patches are compared pixel by pixel: where pairs of them share products of pixels."""
-    if site.windows is None:
-        return False
-    positions, taps = site.windows.shape
-    return taps > 1 and 2 * site.n_pixels**2 < positions**2 * taps
 
 
 def find_sites(program: NetworkProgram, trainable: Sequence[bool]) -> tuple[Site, ...]:
@@ -283,45 +259,10 @@ def _conv_site(
         g = g.transpose(out_to_last).reshape(positions, groups, fan_out)
         return g.swapaxes(0, 1)
 
-    def pixels(value: Array) -> Array:
-        value = value.transpose(to_last).reshape(-1, groups, channels // groups)
-        return value.swapaxes(0, 1)
-
-    size = tuple(shape[axis] for axis in numbers.lhs_spec[2:])
-    windows = None
-    if batch == 1 and math.prod(size) <= 64:  # whose products with each other are kept
-        windows = _windows(size, places, window, strides, padding, dilation, input_dilation)
     return Site(
         "conv", leaf, None, index, 0, groups, positions, fan_in, fan_out, scale,
-        inputs, cotangents, windows, math.prod(size), pixels,
+        inputs, cotangents,
     )  # fmt: skip
-
-
-def _windows(
-    size: tuple[int, ...],
-    places: tuple[int, ...],
-    window: tuple[int, ...],
-    strides: Sequence[int],
-    padding: Sequence[tuple[int, int]],
-    dilation: Sequence[int],
-    input_dilation: Sequence[int],
-) -> np.ndarray:
-    """Which pixel is under each tap of each place (places, taps), their number where none is."""
-    found = np.zeros((1, 1), int)
-    is_inside = np.ones((1, 1), bool)
-    for axis, n in enumerate(size):
-        at = (
-            np.arange(places[axis])[:, None] * strides[axis]
-            + np.arange(window[axis])[None] * dilation[axis]
-            - padding[axis][0]
-        )
-        on, gap = at // input_dilation[axis], at % input_dilation[axis]
-        inside = (gap == 0) & (on >= 0) & (on < n)
-        shape = (len(found) * len(on), found.shape[1] * on.shape[1])
-        step = np.clip(on, 0, n - 1)
-        found = (found[:, None, :, None] * n + step[None, :, None]).reshape(shape)
-        is_inside = (is_inside[:, None, :, None] & inside[None, :, None]).reshape(shape)
-    return np.where(is_inside, found, math.prod(size))
 
 
 def _embedding_site(

@@ -20,8 +20,7 @@ from jaxttp.ntk._plan import KernelPlan
 from jaxttp.ntk.gram import kernel_of, ntk_plan, workload
 from jaxttp.ntk.kernels import Factored, Kernel
 from jaxttp.ntk.sharded import several
-from jaxttp.ntk.signed import signed_kernel, signed_network
-from jaxttp.ntk.sketch import sketch_of
+from jaxttp.ntk.sketch import signed_kernel, signed_network, sketch_of
 
 Tiles = Callable[[int, int], None]
 
@@ -40,15 +39,21 @@ class Estimate(NamedTuple):
 
 
 class KernelEstimator(abc.ABC):
-    """How Theta is found at some weights; `Exact` and `Sketched` are two ways."""
+    """How Theta is found at some weights."""
 
-    @abc.abstractmethod
     def estimate(self, problem: Any, weights: Params, progress: Tiles | None = None) -> Estimate:
         """Theta(X, X) at these weights, with a call (tiles done, tiles in all) where it has any."""
+        return Estimate(self.between(problem, weights, problem.x, None, progress))
 
-    @abc.abstractmethod
     def cross(self, problem: Any, weights: Params, x: Any) -> Kernel:
         """Theta(x, X) at these weights."""
+        return self.between(problem, weights, x, problem.x)
+
+    @abc.abstractmethod
+    def between(
+        self, problem: Any, weights: Params, x1: Any, x2: Any, progress: Tiles | None = None
+    ) -> Kernel:
+        """Theta(x1, x2) at these weights; x2 is x1 for None."""
 
     def operations(self, problem: Any) -> float:
         """Estimated floating-point operations of one kernel: those of a full Jacobian and J J^T."""
@@ -92,14 +97,6 @@ class Exact(KernelEstimator):
         if self.max_bytes is not None:
             check_number("max_bytes", self.max_bytes, above=0.0)
 
-    def estimate(self, problem: Any, weights: Params, progress: Tiles | None = None) -> Estimate:
-        """See `KernelEstimator`."""
-        return Estimate(self._between(problem, weights, problem.x, None, progress))
-
-    def cross(self, problem: Any, weights: Params, x: Any) -> Kernel:
-        """See `KernelEstimator`."""
-        return self._between(problem, weights, x, problem.x, None)
-
     def operations(self, problem: Any) -> float:
         """See `KernelEstimator`."""
         whole, output = _asked(problem)
@@ -115,9 +112,10 @@ class Exact(KernelEstimator):
         """See `KernelEstimator`."""
         return _repeated_product(problem) if problem.is_repeated else super().product(problem)
 
-    def _between(
-        self, problem: Any, weights: Params, x1: Any, x2: Any, progress: Tiles | None
+    def between(
+        self, problem: Any, weights: Params, x1: Any, x2: Any, progress: Tiles | None = None
     ) -> Kernel:
+        """See `KernelEstimator`."""
         whole, output = _asked(problem)
         return kernel_of(
             whole.apply_fn, problem.restore(weights), x1, x2, trainable=problem.trainable,
@@ -171,12 +169,17 @@ class Sketched(KernelEstimator):
         sketch = self._project(problem, weights, problem.x)
         is_factored = self._is_factored(problem)
         parts = delete_groups(sketch, is_factored) if sketch.shape[-1] > 1 else None
-        return Estimate(_product(sketch, sketch, is_factored), parts)
+        kernel = Factored.of(sketch, sketch)
+        return Estimate(kernel if is_factored else kernel.dense(), parts)
 
-    def cross(self, problem: Any, weights: Params, x: Any) -> Kernel:
+    def between(
+        self, problem: Any, weights: Params, x1: Any, x2: Any, progress: Tiles | None = None
+    ) -> Kernel:
         """See `KernelEstimator`."""
-        rows, columns = (self._project(problem, weights, some) for some in (x, problem.x))
-        return _product(rows, columns, self._is_factored(problem))
+        rows = self._project(problem, weights, x1)
+        columns = rows if x2 is None else self._project(problem, weights, x2)
+        kernel = Factored.of(rows, columns)
+        return kernel if self._is_factored(problem) else kernel.dense()
 
     def operations(self, problem: Any) -> float:
         """See `KernelEstimator`: C ways back a sample, and the product of the projections."""
@@ -242,14 +245,6 @@ class ClassSketched(KernelEstimator):
         check_integer("draws", self.draws, at_least=1)
         Exact(self.batch_size, self.max_bytes, self.mesh)  # refuses what is out of range
 
-    def estimate(self, problem: Any, weights: Params, progress: Tiles | None = None) -> Estimate:
-        """See `KernelEstimator`."""
-        return Estimate(self._between(problem, weights, problem.x, None, progress))
-
-    def cross(self, problem: Any, weights: Params, x: Any) -> Kernel:
-        """See `KernelEstimator`."""
-        return self._between(problem, weights, x, problem.x, None)
-
     def operations(self, problem: Any) -> float:
         """See `KernelEstimator`: exact kernels of a network with one output."""
         signed, pair, mask = signed_network(
@@ -269,9 +264,10 @@ class ClassSketched(KernelEstimator):
         """See `KernelEstimator`."""
         return _repeated_product(problem)
 
-    def _between(
-        self, problem: Any, weights: Params, x1: Any, x2: Any, progress: Tiles | None
+    def between(
+        self, problem: Any, weights: Params, x1: Any, x2: Any, progress: Tiles | None = None
     ) -> Kernel:
+        """See `KernelEstimator`."""
         found = [
             signed_kernel(
                 problem.apply_fn, problem.restore(weights), x1, x2, key=key,
@@ -305,14 +301,6 @@ def _repeated_product(problem: Any) -> float:
 def _of_one(kernel: Exact | ClassSketched) -> int | None:
     """The bound of a kernel on one device; on a mesh no device has all of it."""
     return kernel.max_bytes if several(kernel.mesh) is None else None
-
-
-def _product(
-    rows: Float[Array, "m c k"], columns: Float[Array, "n c k"], is_factored: bool
-) -> Kernel:
-    """The kernel of two sketches of one projection, as factors or formed."""
-    kernel = Factored.of(rows, columns)
-    return kernel if is_factored else kernel.dense()
 
 
 def delete_groups(

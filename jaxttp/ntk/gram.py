@@ -9,9 +9,8 @@ symmetric kernel is computed.
 """
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,19 +19,16 @@ from jaxtyping import Array
 
 from jaxttp._core.checks import check_choice, check_finite
 from jaxttp._core.traced import network_of
-from jaxttp._core.types import ApplyFn, Params, count, leaf_shapes
+from jaxttp._core.types import ApplyFn, Params, count, leaf_paths, leaf_shapes, select_leaves
 from jaxttp.adapters.gradients import check_gradients
 from jaxttp.adapters.inputs import check_network, check_samples, traced_outputs
 from jaxttp.adapters.outputs import check_per_sample
 from jaxttp.ntk._compiled import Variant, by_blocks, compiled, dtype_of, structure
-from jaxttp.ntk._costs import Workload
-from jaxttp.ntk._plan import KernelPlan, devices_of, make_plan, room_on
+from jaxttp.ntk._plan import KernelPlan, Workload, devices_of, make_plan, room_on
 from jaxttp.ntk._program import trace
-from jaxttp.ntk._select import leaf_paths, select_leaves
 from jaxttp.ntk._sites import find_sites
 from jaxttp.ntk.sharded import several, sharded_kernel
 
-Output = Literal["full", "trace", "diagonal"]
 _OUTPUTS = ("full", "trace", "diagonal")
 _METHODS = ("auto", "layerwise", "jacobian", "vector_product")
 
@@ -49,16 +45,15 @@ def empirical_ntk(
     batch_size: int | None = None,
     max_bytes: int | None = None,
     mesh: Any = None,
-    accumulation_dtype: Any = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Any:
     """The kernel Θ(x1, x2) of any network, exact to rounding.
 
         Θ[n, c, m, d] = sum_w df_c(x1_n)/dw df_d(x2_m)/dw
 
-    It is symmetric to the last bit and positive semi-definite up to rounding when x2 is left out
-    (`jaxttp.ntk.psd_report` gives the smallest eigenvalue), and does not depend on `batch_size`
-    beyond rounding. Matrix products run at the highest precision.
+    It is symmetric to the last bit and positive semi-definite up to rounding when x2 is left out,
+    and does not depend on `batch_size` beyond rounding. Matrix products run at the highest
+    precision.
 
     Args:
         apply_fn: ``(params, x (N, ...)) -> outputs (N, C)``; row i depends on row i of x alone.
@@ -78,8 +73,6 @@ def empirical_ntk(
         mesh: a `jax.sharding.Mesh` over whose devices the rows are sharded, parameters being on
             all of them; None for one device. `max_bytes` is then that of one device. Where the
             devices do not divide N1 each has the whole result.
-        accumulation_dtype: dtype of the sums and of the result, "float32" or "float64"; None for
-            the network's (at least float32). "float64" needs no global switch.
         progress: called with (pairs of samples done, pairs in all) after every tile.
 
     Returns:
@@ -110,8 +103,7 @@ def empirical_ntk(
     check_per_sample(apply_fn, params, x1)
     kernel = kernel_of(
         apply_fn, params, x1, x2, output=output, method=method, trainable=trainable,
-        batch_size=batch_size, max_bytes=max_bytes, mesh=mesh,
-        accumulation_dtype=accumulation_dtype, progress=progress,
+        batch_size=batch_size, max_bytes=max_bytes, mesh=mesh, progress=progress,
     )  # fmt: skip
     mask = select_leaves(params, trainable)
     for name, samples in (("x1", x1), ("x2", x2)):
@@ -133,15 +125,19 @@ def kernel_of(
     batch_size: int | None = None,
     max_bytes: int | None = None,
     mesh: Any = None,
-    accumulation_dtype: Any = None,
+    sums: str = "float32",
     progress: Callable[[int, int], None] | None = None,
 ) -> Any:
-    """`empirical_ntk` of a network whose outputs are known to be of one sample each."""
+    """`empirical_ntk` of a network whose outputs are known to be of one sample each.
+
+    Sums and result are of the dtype `sums`, or of the network's where that is wider; "float64"
+    needs no global switch.
+    """
     devices = several(mesh)
     check_network(apply_fn, params)
     for name, value in (("params", params), ("x1", x1), ("x2", x2)):
         check_finite(name, value)
-    job = Job.of(apply_fn, params, x1, x2, output, method, trainable, accumulation_dtype)
+    job = Job.of(apply_fn, params, x1, x2, output, method, trainable, sums)
     plan = job.plan_on(devices, method, batch_size, max_bytes)
     if max_bytes is None:
         plan = _within_memory(job, plan, devices, method, batch_size)
@@ -166,7 +162,6 @@ def ntk_plan(
     batch_size: int | None = None,
     max_bytes: int | None = None,
     mesh: Any = None,
-    accumulation_dtype: Any = None,
 ) -> KernelPlan:
     """What `empirical_ntk` with the same arguments will do, and why; only shapes are looked at.
 
@@ -181,7 +176,6 @@ def ntk_plan(
         batch_size: see `empirical_ntk`.
         max_bytes: see `empirical_ntk`.
         mesh: see `empirical_ntk`; the plan is that of one of its devices.
-        accumulation_dtype: see `empirical_ntk`.
 
     Returns:
         The plan; printing it explains it.
@@ -195,7 +189,7 @@ def ntk_plan(
         >>> plan.method, plan.rows
         ('layerwise', 64)
     """
-    job = Job.of(apply_fn, params, x1, x2, output, method, trainable, accumulation_dtype)
+    job = Job.of(apply_fn, params, x1, x2, output, method, trainable)
     return job.plan_on(several(mesh), method, batch_size, max_bytes)
 
 
@@ -235,11 +229,11 @@ class Job:
         apply_fn: ApplyFn,
         params: Params,
         x1: Any,
-        x2: Any,
-        output: str,
-        method: str,
-        trainable: Any,
-        accumulation_dtype: Any,
+        x2: Any = None,
+        output: str = "full",
+        method: str = "auto",
+        trainable: Any = None,
+        sums: str = "float32",
     ) -> "Job":
         """What `empirical_ntk` is asked for, checked."""
         check_choice("output", output, _OUTPUTS)
@@ -266,12 +260,7 @@ class Job:
             raise
         program, sites = one.program, find_sites(one.program, mask)
         network = program.avals[program.output].dtype
-        dtype = _accumulation_dtype(accumulation_dtype, network)
-        if method == "vector_product" and jnp.dtype(dtype) != network:
-            raise ValueError(
-                "accumulation_dtype is not for method='vector_product', which never sees a layer; "
-                "use 'layerwise' or 'jacobian'."
-            )
+        dtype = str(max(jnp.dtype(network), jnp.dtype(sums), key=lambda one: one.itemsize))
         work = Workload(
             program, sites, leaf_paths(params), mask, n1, n2, x2 is None, output,
             jnp.dtype(dtype).itemsize,
@@ -279,35 +268,18 @@ class Job:
         leaves = [*jax.tree.leaves(params), *one.constants]
         return cls(leaves, first, second, work, dtype)
 
-    def plan(self, method: str, batch_size: int | None, max_bytes: int | None) -> KernelPlan:
-        """The plan for this job."""
-        network = self.work.program.avals[self.work.program.output].dtype
-        if method == "auto" and jnp.dtype(self.dtype) != network:
-            method = "layerwise"
-        return make_plan(self.work, method, batch_size, max_bytes)
-
-    def on_each(self, devices: int) -> "Job":
-        """The share of one of so many devices: its rows against all columns."""
-        work = self.work
-        if devices == 1:
-            return self
-        rows, columns = -(-work.n1 // devices), devices * -(-work.n2 // devices)
-        share = dataclasses.replace(work, n1=rows, n2=columns, symmetric=False, alone=False)
-        return dataclasses.replace(self, work=share)
-
     def plan_on(
         self, mesh: Mesh | None, method: str, batch_size: int | None, max_bytes: int | None
     ) -> KernelPlan:
-        """The plan of one of the devices of a mesh."""
-        devices = 1 if mesh is None else mesh.size
-        found = self.on_each(devices).plan(method, batch_size, max_bytes)
-        return dataclasses.replace(found, devices=devices, host_bytes=self.bytes)
-
-    @property
-    def bytes(self) -> int:
-        """Samples and parameters, in the host's memory."""
-        given = [*self.leaves, *self.rows, *(self.columns or [])]
-        return sum(math.prod(jnp.shape(leaf)) * dtype_of(leaf).itemsize for leaf in given)
+        """The plan of one of the devices of a mesh: its rows against all columns."""
+        work, devices = self.work, 1 if mesh is None else mesh.size
+        if devices > 1:
+            rows, columns = -(-work.n1 // devices), devices * -(-work.n2 // devices)
+            work = dataclasses.replace(work, n1=rows, n2=columns, symmetric=False, alone=False)
+        if method == "auto" and work.program.avals[work.program.output].dtype != self.dtype:
+            method = "layerwise"  # sums are in more digits than products with vectors
+        plan = make_plan(work, method, batch_size, max_bytes)
+        return dataclasses.replace(plan, devices=devices)
 
     def variant(self, plan: KernelPlan) -> Variant:
         """The static side of the compiled functions."""
@@ -318,26 +290,7 @@ class Job:
 
 def workload(apply_fn: ApplyFn, params: Params, x: Any, trainable: Any = None) -> Workload:
     """Of a network's exact kernel with itself: its program, its sites and the shapes."""
-    return job_of(apply_fn, params, x, trainable).work
-
-
-def job_of(apply_fn: ApplyFn, params: Params, x: Any, trainable: Any = None) -> Job:
-    """A network's exact kernel with itself."""
-    return Job.of(apply_fn, params, x, None, "full", "auto", trainable, None)
-
-
-def _accumulation_dtype(wanted: Any, network: Any) -> str:
-    if wanted is None:
-        narrow = jnp.dtype(network).itemsize < jnp.dtype(jnp.float32).itemsize
-        return jnp.dtype(jnp.float32 if narrow else network).name
-    name = jnp.dtype(wanted).name
-    check_choice("accumulation_dtype", name, ("float32", "float64"))
-    if jnp.dtype(name).itemsize < jnp.dtype(network).itemsize:
-        raise ValueError(
-            f"accumulation_dtype={name!r} is narrower than the network's {network}; "
-            "convert the parameters and inputs instead."
-        )
-    return name
+    return Job.of(apply_fn, params, x, trainable=trainable).work
 
 
 def _within_memory(
@@ -364,7 +317,8 @@ def _compute(
     x1 = [jnp.asarray(leaf) for leaf in job.rows]
     x2 = None if job.columns is None else [jnp.asarray(leaf) for leaf in job.columns]
     with jax.default_matmul_precision("highest"):
-        if plan.chunk >= max(job.work.n1, job.work.n2):
+        waits = "late gradient" in plan.forms.values()  # one program would form all at once
+        if plan.chunk >= max(job.work.n1, job.work.n2) and not waits:
             return functions.whole(leaves, x1, x2)
         return by_blocks(
             functions, plan, leaves, x1, x2, output=job.work.output, dtype=job.dtype,

@@ -3,16 +3,30 @@
 All three have one interface, that of `lineax` where it has a name for something: `mv` multiplies
 one v (N, C) or many, `as_matrix` forms the matrix (M C, N C). Arrays may have their rows on several
 devices (see `jaxttp.ntk.sharded`); products are then distributed by XLA.
+
+`ntk_operator` multiplies without any kernel, by one reverse and one forward product over the data:
+
+    Θ v = J (Jᵀ v),        v (N, C)
 """
 
 import abc
 from typing import Any
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
+import lineax as lx
 import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
+
+from jaxttp._core.checks import check_array, check_finite
+from jaxttp._core.products import pull_and_push
+from jaxttp._core.traced import Traced, network_of
+from jaxttp._core.types import ApplyFn, Params, count, select_leaves
+from jaxttp.adapters.gradients import check_gradients
+from jaxttp.adapters.inputs import check_network, check_samples
+from jaxttp.adapters.outputs import output_shape
 
 
 class KernelOperator(eqx.Module):
@@ -210,3 +224,147 @@ def operator_of(kernel: Array | KernelOperator, classes: int = 1) -> KernelOpera
     if isinstance(kernel, KernelOperator):
         return kernel
     return Scalar(kernel, classes) if kernel.ndim == 2 else Dense(kernel)
+
+
+class NTKOperator(lx.AbstractLinearOperator):
+    """Θ(x, x) as a positive semi-definite lineax operator on arrays (N, C).
+
+    Attributes:
+        leaves: parameter leaves.
+        x: inputs (N, ...), an array or a pytree of arrays with N rows each.
+        network: traced for these samples.
+    """
+
+    leaves: list[Array]
+    x: Any
+    network: Traced
+    treedef: Any = eqx.field(static=True)
+    trainable: tuple[bool, ...] = eqx.field(static=True)
+
+    def mv(self, vector: Array) -> Array:
+        """Θ v, for v (N, C) of the outputs' dtype; refused where a gradient is not finite."""
+        vector, outputs = check_array("v", vector), self.in_structure()
+        if vector.shape != outputs.shape:
+            raise ValueError(f"v must have the outputs' shape {outputs.shape}; got {vector.shape}.")
+        if vector.dtype != outputs.dtype:
+            raise ValueError(
+                f"v must have the outputs' dtype {outputs.dtype}; got {vector.dtype}. Cast it: "
+                f"v.astype({str(outputs.dtype)!r})."
+            )
+
+        def network(chosen: dict[int, Array]) -> Array:
+            leaves = [chosen.get(index, leaf) for index, leaf in enumerate(self.leaves)]
+            return self.network(jax.tree.unflatten(self.treedef, leaves), self.x)
+
+        chosen = {i: leaf for i, leaf in enumerate(self.leaves) if self.trainable[i]}
+        with jax.default_matmul_precision("highest"):
+            _, pull, push = pull_and_push(network, chosen)
+            return self._checked(push(pull(vector)))
+
+    def _checked(self, result: Array) -> Array:
+        """`result`, unless it is not finite because a gradient is not."""
+        params = jax.tree.unflatten(self.treedef, self.leaves)
+        check_gradients(self._some_outputs, params, self.x, result, trainable=self.trainable)
+        return result
+
+    def _some_outputs(self, params: Params, x: Any) -> Array:
+        """The outputs of fewer samples, which are filled up with copies."""
+        n, rows = count(self.x), count(x)
+        return self.network(params, jax.tree.map(lambda a: jnp.resize(a, (n, *a.shape[1:])), x))[
+            :rows
+        ]
+
+    def as_matrix(self) -> Array:
+        """Θ as a matrix (N C, N C); N C products."""
+        structure = self.in_structure()
+        size = structure.shape[0] * structure.shape[1]
+        basis = jnp.eye(size, dtype=structure.dtype).reshape(size, *structure.shape)
+        return self._checked(jax.lax.map(self.mv, basis)).reshape(size, size).T
+
+    def transpose(self) -> "NTKOperator":
+        """Θ is symmetric."""
+        return self
+
+    def in_structure(self) -> jax.ShapeDtypeStruct:
+        """Shape and dtype of v."""
+        outputs = self.network.outputs
+        return jax.ShapeDtypeStruct((count(self.x), *outputs.shape[1:]), outputs.dtype)
+
+    def out_structure(self) -> jax.ShapeDtypeStruct:
+        """Shape and dtype of Θv."""
+        return self.in_structure()
+
+
+def ntk_operator(
+    apply_fn: ApplyFn,
+    params: Params,
+    x: Any,
+    *,
+    trainable: Any = None,
+) -> NTKOperator:
+    """Θ(x, x) as a lineax operator: ``.mv(v)`` maps (N, C) to (N, C) without forming Θ.
+
+        Θ v = J (Jᵀ v)
+
+    Args:
+        apply_fn: ``(params, x (N, ...)) -> outputs (N, C)``; row i depends on row i of x alone.
+        params: pytree of arrays.
+        x: inputs (N, ...), an array or a pytree of arrays with N rows each.
+        trainable: see `empirical_ntk`.
+
+    Returns:
+        The operator, tagged symmetric and positive semi-definite.
+
+    Raises:
+        ValueError: nothing trainable, a bad mask.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> operator = ntk_operator(lambda w, x: x @ w, jnp.ones((2, 1)), jnp.array([[3.0, 4.0]]))
+        >>> operator.mv(jnp.ones((1, 1))).tolist()
+        [[25.0]]
+    """
+    check_network(apply_fn, params)
+    x = check_samples("x", x)
+    for name, value in (("params", params), ("x", x)):
+        check_finite(name, value)
+    output_shape(apply_fn, params, x)
+    mask = select_leaves(params, trainable)
+    leaves, treedef = jax.tree.flatten(params)
+    network = network_of(apply_fn).precise(params, x)
+    return NTKOperator([jnp.asarray(leaf) for leaf in leaves], x, network, treedef, mask)
+
+
+def register_symmetric(kind: type[lx.AbstractLinearOperator]) -> None:
+    """Answer `lineax`'s questions of a class of symmetric positive semi-definite operators.
+
+    Its functions dispatch on the class; an operator known by products is dense in all else.
+    """
+    for question, answer in (
+        (lx.is_symmetric, True),
+        (lx.is_positive_semidefinite, True),
+        (lx.is_negative_semidefinite, False),
+        (lx.is_diagonal, False),
+        (lx.is_tridiagonal, False),
+        (lx.is_lower_triangular, False),
+        (lx.is_upper_triangular, False),
+        (lx.has_unit_diagonal, False),
+    ):
+        question.register(kind)(lambda operator, answer=answer: answer)  # type: ignore[attr-defined]
+    for same in (lx.linearise, lx.conj):
+        same.register(kind)(lambda operator: operator)
+    lx.diagonal.register(kind)(lambda operator: jnp.diagonal(operator.as_matrix()))
+    lx.materialise.register(kind)(_materialised)
+
+
+def _materialised(operator: lx.AbstractLinearOperator) -> lx.AbstractLinearOperator:
+    structure: Any = operator.in_structure()
+    tags = lx.positive_semidefinite_tag
+    matrix = operator.as_matrix()
+    if len(structure.shape) == 1:
+        return lx.MatrixLinearOperator(matrix, (lx.symmetric_tag, tags))
+    whole = matrix.reshape(*structure.shape, *structure.shape)
+    return lx.PyTreeLinearOperator(whole, structure, tags)
+
+
+register_symmetric(NTKOperator)

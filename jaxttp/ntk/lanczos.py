@@ -243,17 +243,6 @@ class SpectralDensity(NamedTuple):
             spread = jnp.std(parts, axis=-1, ddof=1) * parts.shape[-1] ** 0.5
             return jnp.sum(parts, axis=-1), spread
 
-    def smoothed(self, grid: Array, width: Any) -> Array:
-        """The density at `grid` (G,), each node a Gaussian of that standard deviation."""
-        with _precision(self.nodes):
-            width = jnp.asarray(width, grid.dtype)
-
-            def bumps(nodes: Array) -> Array:
-                z = (grid[:, None, None] - nodes[None]) / width
-                return jnp.exp(-0.5 * z**2) / (width * (2 * jnp.pi) ** 0.5)
-
-            return self.integral(bumps)[0]
-
     @property
     def rounding(self) -> Array:
         """Up to this size eigenvalues are zero to rounding: n eps max |λ|."""

@@ -29,7 +29,7 @@ from jaxtyping import Array
 
 from jaxttp.ntk._products import PRODUCTS, Outer, mirrored, similarity, sum_over_pairs
 from jaxttp.ntk._program import NetworkProgram
-from jaxttp.ntk._sites import Site, by_pixels
+from jaxttp.ntk._sites import Site
 
 JOIN_BELOW = 1 << 14
 """Leaves of fewer parameters are joined into one product."""
@@ -40,8 +40,7 @@ class Features(NamedTuple):
     """What a kernel entry needs to know of each sample.
 
     Attributes:
-        inputs: by leaf, x (n, b, s, k) of the sites in activation form, of some convolutions
-            their pixels (n, b, p, channels).
+        inputs: by leaf, x (n, b, s, k) of the sites in activation form.
         cotangents: by leaf, g (n, C, b, s, o) of the same sites, the last layer apart.
         gradients: by name, per-sample gradients (n, C, d) of everything else.
         late: by leaf, x (n, s, k) and g (n, C, o, s) of the sites whose gradients are yet to form.
@@ -95,8 +94,7 @@ class Layers:
 
         inputs, cotangents, gradients, late = {}, {}, {}, {}
         for site in sites:
-            pixels = site.pixels if site in self.activation and by_pixels(site) else None
-            x = (pixels or site.inputs)(seen[site.step])
+            x = site.inputs(seen[site.step])
             if site in heads:
                 inputs[site.leaf] = x
                 continue
@@ -171,8 +169,7 @@ class Layers:
                 terms.append(_spread(a, output, g) * g)
             else:
                 assert g1 is not None  # a last layer has one position
-                windows = site.windows if by_pixels(site) else None
-                terms.append(sum_over_pairs(x1, g1, x2, g2, output, dtype, windows))
+                terms.append(sum_over_pairs(x1, g1, x2, g2, output, dtype))
         for name, value in first.gradients.items():
             terms.append(product(value, gradients.get(name), dtype))
         return functools.reduce(jnp.add, terms)

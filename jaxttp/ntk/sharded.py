@@ -11,7 +11,6 @@ result whose rows the devices do not divide is put on every device in whole.
 """
 
 import functools
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -95,59 +94,6 @@ def mesh_of(devices: int | str | None) -> Mesh | None:
     if wanted == 1:
         return None
     return jax.make_mesh((wanted,), ("rows",), devices=jax.devices()[:wanted])
-
-
-def join_processes(where: str, mesh: int | str | None) -> None:
-    """Make this process one of several, whose devices are then those of one mesh.
-
-    To be called before anything is computed, by every process with the same arguments but for its
-    own number.
-
-    Args:
-        where: "auto" on a cluster that JAX knows; else ``HOST:PORT,COUNT,INDEX``: the address of
-            process 0, how many there are, and which one this is.
-        mesh: as in `mesh_of`; it alone uses the devices of other processes.
-
-    Raises:
-        ValueError: another string, no mesh, or the processes were not joined.
-
-    Example:
-        >>> join_processes("localhost", "all")
-        Traceback (most recent call last):
-        ...
-        ValueError: distributed='localhost' must be auto, or HOST:PORT,COUNT,INDEX such as \
-10.0.0.1:1234,2,0, with INDEX from 0 to COUNT - 1.
-    """
-    if mesh is None:
-        raise ValueError(
-            "distributed joins the devices of several processes, which only a mesh uses; add mesh "
-            "(--mesh all), or leave distributed out."
-        )
-    options: dict[str, Any] = {}
-    if where != "auto":
-        match = re.fullmatch(r"([^,\s]+:\d+),(\d+),(\d+)", where)
-        if match is None or int(match[3]) >= int(match[2]):
-            raise ValueError(
-                f"distributed={where!r} must be auto, or HOST:PORT,COUNT,INDEX such as "
-                "10.0.0.1:1234,2,0, with INDEX from 0 to COUNT - 1."
-            )
-        options = {
-            "coordinator_address": match[1], "num_processes": int(match[2]),
-            "process_id": int(match[3]),
-        }  # fmt: skip
-    try:
-        jax.distributed.initialize(**options)
-    except (ValueError, RuntimeError) as problem:
-        reason = str(problem).strip().partition("\n")[0]
-        raise ValueError(
-            f"distributed={where!r}: the processes were not joined: {reason}"
-        ) from None
-    devices = jax.devices() if mesh == "all" else jax.devices()[: int(mesh)]
-    if len({device.process_index for device in devices}) < jax.process_count():
-        raise ValueError(
-            f"mesh={mesh} has no devices of some of the {jax.process_count()} processes; give "
-            "'all'."
-        )
 
 
 def place(value: Any, mesh: Mesh, spec: PartitionSpec) -> Array:

@@ -1,45 +1,44 @@
-"""Random projections of the Jacobian, J R with E[R Rᵀ] = I, so that E[(J R)(J R)ᵀ] = Θ.
+"""Random projections: of the Jacobian's columns (`sketch_jacobian`), of classes (`class_sketch`).
 
-CountSketch (the default) multiplies each coordinate by a random sign and adds it to one of `dim`
-buckets; how, `_countsketch` says, and `_countsketch` that most layers' gradients are never kept.
-With x, y two rows of J, and sums over pairs of coordinates that may collide (those of one block of
-`dim` never do),
+J R with E[R Rᵀ] = I has E[(J R)(J R)ᵀ] = Θ. CountSketch multiplies each coordinate by a random sign
+and adds it to one of `dim` buckets (see `_countsketch`). With x, y two rows of J, and sums over
+pairs of coordinates that may collide (those of one block of `dim` never do),
 
     E|Θ̂_xy − Θ_xy|² = (‖x‖²‖y‖² + ⟨x,y⟩² − 2 Σ x_a² y_a²) / dim     (all pairs; an upper bound)
 
-Dense kinds multiply by a matrix that is drawn block by block and thrown away. All randomness is
-derived from the key, the leaf and the block of coordinates, never from the batch.
+Achlioptas' dense matrix is drawn block by block and thrown away. All randomness is derived from the
+key, the leaf and the block of coordinates, never from the batch.
+
+A class sketch is the kernel of one signed sum of the outputs: one backward pass a sample in place
+of C.
 """
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
+import numpy as np
+from jaxtyping import Array, Float
 
-from jaxttp._core.checks import (
-    check_array,
-    check_choice,
-    check_finite,
-    check_finite_value,
-    check_integer,
-    check_key,
-)
-from jaxttp._core.compile import full_precision, jit
-from jaxttp._core.types import ApplyFn, Params, count, take
+from jaxttp._core.checks import check_choice, check_finite, check_integer, check_key
+from jaxttp._core.compile import jit
+from jaxttp._core.results import RESULT
+from jaxttp._core.traced import Network, network_of
+from jaxttp._core.types import ApplyFn, Params, count, select_leaves, take
 from jaxttp.adapters.gradients import check_gradients
 from jaxttp.adapters.inputs import check_network, check_samples
 from jaxttp.adapters.outputs import check_per_sample
-from jaxttp.ntk._countsketch import LayeredSketcher, Projections, SketchLayers
+from jaxttp.ntk._countsketch import Projections, SketchLayers, countsketch_rows
+from jaxttp.ntk._plan import Workload
 from jaxttp.ntk._program import NetworkProgram
-from jaxttp.ntk._select import select_leaves
-from jaxttp.ntk.gram import job_of
+from jaxttp.ntk._sites import find_sites
+from jaxttp.ntk.gram import Job, kernel_of
+from jaxttp.ntk.layerwise import Features, Layers
 from jaxttp.ntk.sharded import several, sharded_sketch
 
-_KINDS = ("countsketch", "rademacher", "gaussian", "achlioptas")
+_KINDS = ("countsketch", "achlioptas")
 _BYTES = 256 << 20  # of the work on the samples differentiated at a time
 
 
@@ -59,9 +58,9 @@ def sketch_jacobian(
 
         S[n, c] = J[n, c] R,     E|S Sᵀ − Θ|² = (‖x‖²‖y‖² + ⟨x,y⟩² − 2 Σ x²y²)/dim per entry
 
-    The last term is absent for "gaussian" and "achlioptas", whose entries have kurtosis 3 (in
-    general it is kurtosis − 3). The projection is the same whatever the batch size, so sketches of
-    two data sets with one key give their cross kernel.
+    The last term is absent for "achlioptas", whose entries have kurtosis 3 (in general it is
+    kurtosis − 3). The projection is the same whatever the batch size, so sketches of two data sets
+    with one key give their cross kernel.
 
     Args:
         apply_fn: ``(params, x (N, ...)) -> outputs (N, C)``; row i depends on row i of x alone.
@@ -69,8 +68,8 @@ def sketch_jacobian(
         x: inputs (N, ...), an array or a pytree of arrays with N rows each.
         key: a JAX random key.
         dim: width of the sketch, k.
-        kind: "countsketch" (cheapest), "rademacher" (±1), "gaussian" or "achlioptas"
-            (√3 {-1, 0, +1} with probabilities 1/6, 2/3, 1/6).
+        kind: "countsketch", or "achlioptas" for a dense matrix (√3 {-1, 0, +1} with probabilities
+            1/6, 2/3, 1/6), as in the literature.
         trainable: see `empirical_ntk`.
         batch_size: samples differentiated at a time; None for as many as fit into 256 MiB.
         mesh: a `jax.sharding.Mesh` over whose devices the rows of the sketch are sharded;
@@ -128,160 +127,262 @@ def sketch_of(
 ) -> Array:
     """`sketch_jacobian` of a network whose outputs are known to be of one sample each."""
     devices = several(mesh)
+    check_choice("kind", kind, _KINDS)
+    dim = check_integer("dim", dim, at_least=1)
+    check_network(apply_fn, params)
     x = check_samples("x", x)
-    work = Projection.of(apply_fn, params, x, key, dim, kind, trainable, batch_size)
+    job = Job.of(apply_fn, params, x, trainable=trainable)
+    work, leaves = job.work, [jnp.asarray(leaf) for leaf in job.leaves]
+    sketcher = Sketcher(work.program, work.trainable, dim, kind)
+    if batch_size is None:
+        width = max(leaf.dtype.itemsize for leaf in leaves)
+        batch_size = max(1, _BYTES // (width * sketcher.numbers(work)))
+    size = min(check_integer("batch_size", batch_size, at_least=1), count(x))
+    draws = sketcher.draw(key)
     with jax.default_matmul_precision("highest"):
         if devices is not None:
-            return sharded_sketch(
-                work.program, devices, work.leaves, x, work.draws, work.batch_size
-            )
-        return work.all_rows(x)
-
-
-class Projection(NamedTuple):
-    """How the rows of a sketch are made.
-
-    Attributes:
-        program: (leaves, x (B, ...), draws) -> rows (B, C, k).
-        leaves: parameters, then what the network closes over.
-        draws: of a CountSketch, what all samples share; of dense kinds, which draw a matrix where
-            it is used, the key.
-        batch_size: samples at a time.
-    """
-
-    program: Callable[..., Array]
-    leaves: list[Array]
-    draws: Projections | Array
-    batch_size: int
-
-    @classmethod
-    def of(
-        cls, apply_fn: ApplyFn, params: Params, x: Any, key: Array, dim: int, kind: str,
-        trainable: Any, batch_size: int | None,
-    ) -> "Projection":  # fmt: skip
-        """That of a network, with the arguments of `sketch_jacobian`."""
-        check_choice("kind", kind, _KINDS)
-        dim = check_integer("dim", dim, at_least=1)
-        check_network(apply_fn, params)
-        job = job_of(apply_fn, params, x, trainable)
-        work, leaves = job.work, [jnp.asarray(leaf) for leaf in job.leaves]
-        mask, itemsize = work.trainable, max(leaf.dtype.itemsize for leaf in leaves)
-        if kind == "countsketch":
-            layers = SketchLayers.of(work.program, work.sites, mask, dim)
-            numbers = layers.numbers
-            program = LayeredSketcher(work.program, mask, dim)
-            draws = layers.draw(key)
-        else:
-            numbers = 2 * work.classes * work.size
-            program, draws = _DenseSketcher(work.program, mask, dim, kind), key
-        size = numbers * itemsize
-        if batch_size is None:
-            batch_size = max(1, _BYTES // max(1, size))
-        batch_size = min(check_integer("batch_size", batch_size, at_least=1), count(x))
-        return cls(program, leaves, draws, batch_size)
-
-    def all_rows(self, x: Any) -> Array:
-        """Of all samples, some at a time; the last ones once more, so that all calls are alike."""
+            return sharded_sketch(sketcher, devices, leaves, x, draws, size)
         n = count(x)
-        each = -(-n // -(-n // min(n, self.batch_size)))
+        each = -(-n // -(-n // size))
         parts = []
-        for low in range(0, n, each):
+        for low in range(0, n, each):  # the last ones once more, so that all calls are alike
             start = min(low, n - each)
-            parts.append(self.rows(take(x, slice(start, start + each)))[low - start :])
+            rows = sketcher(leaves, take(x, slice(start, start + each)), draws)
+            parts.append(rows[low - start :])
         return jnp.concatenate(parts) if len(parts) > 1 else parts[0]
-
-    def rows(self, x: Any) -> Array:
-        """Of some samples (B, ...), the sketch (B, C, k)."""
-        return self.program(self.leaves, x, self.draws)
 
 
 @dataclasses.dataclass(frozen=True)
-class _DenseSketcher:
-    """(leaves, x (B, ...), key) -> rows (B, C, dim), by a dense random matrix."""
+class Sketcher:
+    """(leaves, x (B, ...), draws) -> rows (B, C, dim); equal for networks of the same equations.
+
+    Attributes:
+        program: the network.
+        mask: which leaves are differentiated by.
+        dim: width of the sketch.
+        kind: "countsketch" or "achlioptas".
+    """
 
     program: NetworkProgram
     mask: tuple[bool, ...]
     dim: int
     kind: str
 
-    def __call__(self, leaves: list[Array], x: Any, key: Array) -> Array:
-        return _dense_rows(self, leaves, x, key)
+    @property
+    def layers(self) -> SketchLayers:
+        """How each leaf enters a CountSketch."""
+        return SketchLayers.of(self.program, find_sites(self.program, self.mask), self.mask,
+                               self.dim)  # fmt: skip
+
+    def numbers(self, work: Workload) -> int:
+        """Numbers of a sample that are held at once."""
+        dense = self.kind == "achlioptas"
+        return 2 * work.classes * work.size if dense else self.layers.numbers
+
+    def draw(self, key: Array) -> Projections | Array:
+        """What all samples share: of a dense matrix, which is drawn where it is used, the key."""
+        return key if self.kind == "achlioptas" else self.layers.draw(key)
+
+    def __call__(self, leaves: list[Array], x: Any, draws: Any) -> Array:
+        """The rows of some samples.
+
+        The network is one program and every shape of a layer another, so that a deep network
+        compiles as one block does.
+        """
+        features = _features(self, leaves, x)
+        if self.kind == "achlioptas":
+            return _achlioptas_rows(features.gradients, draws, dim=self.dim)
+        return countsketch_rows(features, draws, self.dim)
 
 
 @functools.partial(jit, static_argnums=0)
-def _dense_rows(how: _DenseSketcher, leaves: list[Array], x: Any, key: Array) -> Array:
-    chosen = {i: leaves[i] for i, wanted in enumerate(how.mask) if wanted}
-
-    def row(*sample: Array) -> Array:
-        def network(chosen: dict[int, Array]) -> Array:
-            mixed = [chosen.get(i, leaf) for i, leaf in enumerate(leaves)]
-            return how.program.run(mixed, sample, {}, {})[0]
-
-        def project(leaf: int, rows: Array) -> Array:
-            own = jax.random.fold_in(key, leaf)
-            return _dense_sketch(rows.reshape(rows.shape[0], -1), own, how.dim, kind=how.kind)
-
-        gradients = jax.jacrev(network)(chosen)  # each (C, ...)
-        return functools.reduce(jnp.add, [project(i, gradients[i]) for i in chosen])
-
-    return jax.vmap(row)(*jax.tree.leaves(x))
+def _features(sketcher: Sketcher, leaves: list[Array], x: Any) -> Features:
+    if sketcher.kind == "achlioptas":
+        direct = tuple(leaf for leaf, wanted in enumerate(sketcher.mask) if wanted)
+        layers = Layers(sketcher.program, (), (), direct)
+    else:
+        layers = sketcher.layers.layers
+    return layers.features(leaves, jax.tree.leaves(x))
 
 
-def _dense_sketch(rows: Array, key: Array, dim: int, *, kind: str, block: int = 1024) -> Array:
-    """A dense random matrix, drawn for a block of coordinates at a time."""
-    classes, size = rows.shape
-    width = min(block, size)
-    blocks = -(-size // width)
-    padded = jnp.pad(rows, ((0, 0), (0, blocks * width - size)))
+@functools.partial(jit, static_argnames=("dim", "block"))
+def _achlioptas_rows(
+    gradients: dict[str, Array], key: Array, *, dim: int, block: int = 1024
+) -> Array:
+    """J R with R of entries √3 {-1, 0, +1} / √dim, of which `block` rows are drawn at a time."""
 
-    def add(index: Array, total: Array) -> Array:
-        matrix = _draw(jax.random.fold_in(key, index), (width, dim), kind, rows.dtype)
-        return total + jax.lax.dynamic_slice_in_dim(padded, index * width, width, 1) @ matrix
+    def draw(key: Array, dtype: Any) -> Array:
+        face = jax.random.randint(key, (block, dim), 0, 6)
+        sign = (face == 0).astype(dtype) - (face == 1).astype(dtype)
+        return sign * jnp.asarray((3.0 / dim) ** 0.5, dtype)
 
-    total = jax.lax.fori_loop(0, blocks, add, jnp.zeros((classes, dim), rows.dtype))
-    return total / jnp.sqrt(jnp.asarray(dim, rows.dtype))
+    def project(rows: Array, key: Array) -> Array:
+        blocks = -(-rows.shape[-1] // block)
+        padded = jnp.pad(rows, ((0, 0), (0, 0), (0, blocks * block - rows.shape[-1])))
+
+        def add(index: Array, total: Array) -> Array:
+            some = jax.lax.dynamic_slice_in_dim(padded, index * block, block, 2)
+            return total + some @ draw(jax.random.fold_in(key, index), rows.dtype)
+
+        return jax.lax.fori_loop(0, blocks, add, jnp.zeros((*rows.shape[:2], dim), rows.dtype))
+
+    parts = [
+        project(rows, jax.random.fold_in(key, index))
+        for index, rows in enumerate(gradients.values())
+    ]
+    return functools.reduce(jnp.add, parts)
 
 
-def _draw(key: Array, shape: tuple[int, int], kind: str, dtype: Any) -> Array:
-    """Independent entries of mean 0 and variance 1."""
-    if kind == "gaussian":
-        return jax.random.normal(key, shape, dtype)
-    if kind == "rademacher":
-        return jax.random.rademacher(key, shape, dtype)
-    face = jax.random.randint(key, shape, 0, 6)
-    value = (face == 0).astype(dtype) - (face == 1).astype(dtype)
-    return value * jnp.sqrt(jnp.asarray(3.0, dtype))
+class ClassSketch(NamedTuple):
+    """Θ ≈ K ⊗ I_C, with the error measured on an exact block.
+
+    Attributes:
+        kernel: K (N, N), an unbiased estimate of the mean over c of Θ[n, c, m, c].
+        error: ‖K ⊗ I_C − Θ‖_F / ‖Θ‖_F on the first `checked` samples.
+        shared: the part of that error that no K could avoid, ‖K* ⊗ I_C − Θ‖_F / ‖Θ‖_F with the
+            exact class mean K*.
+        checked: samples of the exact block.
+    """
+
+    kernel: Array
+    error: Array
+    shared: Array
+    checked: int
+
+    plot, _repr_html_, __repr__ = RESULT
 
 
-@full_precision
-def sketch_error(sketch: Array) -> Array:
-    """Expected relative Frobenius error of the sketched kernel, from the sketch alone.
+def class_sketch(
+    apply_fn: ApplyFn,
+    params: Params,
+    x: Any,
+    *,
+    key: Array,
+    trainable: Any = None,
+    check: int = 16,
+    batch_size: int | None = None,
+    max_bytes: int | None = None,
+) -> ClassSketch:
+    """One backward pass in place of C: Θ ≈ K ⊗ I_C, K the kernel of Σ_c s_c f_c / √C.
 
-        E‖Θ̂ − Θ‖²_F ≈ ((tr Θ)² + ‖Θ‖²_F) / k
+        K[n, m] = (1/C) Σ_cd s_c s_d Θ[n, c, m, d],     s_c = ±1 at random, the same for all samples
 
-    so the error falls as 1/√k; the traces come from Θ̂ itself, whose squared norm is corrected for
-    the noise it contains. It is an upper bound up to sampling noise (the terms that CountSketch and
-    Rademacher spare are left in), and close when there are many parameters.
+    E K is the mean over classes of Θ[n, c, m, c]. How good the approximation is depends on the
+    task, so it is always checked against an exact block; look at `error` before using it.
 
     Args:
-        sketch: from `sketch_jacobian`, (N, C, dim).
+        apply_fn: ``(params, x (N, ...)) -> outputs (N, C)``.
+        params: pytree of arrays.
+        x: inputs (N, ...), an array or a pytree of arrays with N rows each.
+        key: a JAX random key.
+        trainable: see `empirical_ntk`.
+        check: samples of the exact block.
+        batch_size: see `empirical_ntk`.
+        max_bytes: see `empirical_ntk`.
 
     Returns:
-        A scalar; 0.05 means five per cent. Of a kernel of zeros it is 0.
+        The kernel (N, N) with its measured error.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> result = class_sketch(
+        ...     lambda w, x: x @ w, jnp.ones((4, 4)), jnp.eye(4), key=jax.random.key(0)
+        ... )
+        >>> float(result.error)  # separate weights for each class: Θ is a Kronecker product
+        0.0
     """
-    sketch = check_finite_value("sketch", check_array("sketch", sketch, floating=True))
-    if sketch.ndim < 2 or sketch.size == 0:
-        raise ValueError(f"sketch must be (N, C, dim), not empty; got shape {sketch.shape}.")
-    rows = sketch.reshape(-1, sketch.shape[-1])
-    size = jnp.max(jnp.abs(rows))  # the fourth power of an entry may not be a number
-    rows = rows / jnp.where(size > 0, size, jnp.ones((), rows.dtype))
-    dim = jnp.asarray(sketch.shape[-1], rows.dtype)
-    trace = jnp.sum(rows**2)
-    gram = rows @ rows.T if rows.shape[0] <= rows.shape[1] else rows.T @ rows
-    squared = jnp.sum(gram**2)
-    clean = jnp.maximum((squared - trace**2 / dim) / (1 + 1 / dim), squared / (dim + 1))
-    known = jnp.where(clean > 0, clean, jnp.ones((), rows.dtype))
-    return jnp.sqrt(jnp.where(clean > 0, (trace**2 + clean) / dim / known, clean))
+    check = check_integer("check", check, at_least=1)
+    check_network(apply_fn, params)
+    check_key(key, optional=False)
+    x = check_samples("x", x)
+    check_rows(apply_fn, params, x)
+    mask = select_leaves(params, trainable)
+    n = count(x)
+    classes = jax.eval_shape(lambda *given: apply_fn(*given), params, x).shape[-1]
+    tree = jax.tree.unflatten(jax.tree.structure(params), mask)
+    kernel = signed_kernel(
+        apply_fn, params, x, key=key, trainable=tree, batch_size=batch_size, max_bytes=max_bytes
+    )
+    check_gradients(apply_fn, params, x, kernel, trainable=mask)
+    few = min(check, n)
+    block = take(x, slice(few))
+    exact = kernel_of(apply_fn, params, block, trainable=tree, max_bytes=max_bytes)
+
+    size = jnp.max(jnp.abs(exact))  # squares of entries may not be numbers
+    size = jnp.where(size > 0, size, jnp.ones((), exact.dtype))
+    whole = jnp.linalg.norm((exact / size).ravel())
+    whole = jnp.where(whole > 0, whole, jnp.ones((), exact.dtype))  # zeros are met without error
+
+    def error(small: Array) -> Array:
+        eye = jnp.eye(classes, dtype=small.dtype)
+        guess = small[:, None, :, None] * eye[None, :, None, :]
+        return jnp.linalg.norm(((guess - exact) / size).ravel()) / whole
+
+    best = jnp.einsum("ncmc->nm", exact) / jnp.asarray(classes, exact.dtype)
+    return ClassSketch(kernel, error(kernel[:few, :few]), error(best), few)
 
 
-__all__ = ["sketch_error", "sketch_jacobian"]
+def signed_kernel(
+    apply_fn: ApplyFn,
+    params: Params,
+    x1: Any,
+    x2: Any = None,
+    *,
+    key: Array,
+    trainable: Any = None,
+    **options: Any,
+) -> Float[Array, "n m"]:
+    """The kernel of Σ_c s_c f_c / √C between two sets of samples, one backward pass a sample.
+
+    Args:
+        apply_fn: ``(params, x (N, ...)) -> outputs (N, C)``.
+        params: pytree of arrays.
+        x1: samples (N, ...).
+        x2: samples (M, ...); `x1` when None.
+        key: draws the signs s.
+        trainable: see `empirical_ntk`.
+        **options: batch_size, max_bytes and mesh of `empirical_ntk`.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> weights = jnp.ones((4, 3))  # of its own for every class: K is X X^T
+        >>> kernel = signed_kernel(lambda w, x: x @ w, weights, jnp.eye(4), key=jax.random.key(0))
+        >>> kernel[0].round(3).tolist()
+        [1.0, 0.0, 0.0, 0.0]
+    """
+    signed, pair, mask = signed_network(apply_fn, params, x1, key=key, trainable=trainable)
+    return kernel_of(signed, pair, x1, x2, output="trace", trainable=mask, **options)
+
+
+def signed_network(
+    apply_fn: ApplyFn, params: Params, x: Any, *, key: Array | None, trainable: Any = None
+) -> tuple[ApplyFn, tuple[Params, Array | np.ndarray], tuple[Any, bool]]:
+    """Σ_c s_c f_c / √C as a network: its function, parameters, and which of them train.
+
+    Args:
+        apply_fn: ``(params, x (N, ...)) -> outputs (N, C)``.
+        params: pytree of arrays.
+        x: samples (N, ...).
+        key: draws the signs s; None for signs that are all the same, where only shapes matter.
+        trainable: see `empirical_ntk`.
+    """
+    outputs = jax.eval_shape(lambda *given: apply_fn(*given), params, x)
+    classes = outputs.shape[-1]
+    signs: Array | np.ndarray = np.full((classes, 1), classes**-0.5, outputs.dtype)
+    if key is not None:
+        signs = jax.random.rademacher(key, (classes, 1), outputs.dtype)
+        signs = signs / jnp.sqrt(jnp.asarray(classes, outputs.dtype))
+    signed = network_of(apply_fn).once(_signed)
+    mask = jax.tree.unflatten(jax.tree.structure(params), select_leaves(params, trainable))
+    return signed, (params, signs), (mask, False)
+
+
+def _signed(apply_fn: ApplyFn) -> Network:
+    def signed(pair: Any, x: Any) -> Array:
+        params, signs = pair
+        return apply_fn(params, x) @ signs
+
+    return Network(signed)
+
+
+__all__ = ["ClassSketch", "class_sketch", "sketch_jacobian"]

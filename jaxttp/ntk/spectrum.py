@@ -27,26 +27,6 @@ from jaxttp._core.xla_cpu.threads import decompose
 from jaxttp.ntk.kernels import Factored, KernelLike
 
 
-class PSDReport(NamedTuple):
-    """Whether a kernel is positive semi-definite up to rounding.
-
-    Attributes:
-        smallest: λmin.
-        largest: λmax.
-        tolerance: size · eps · λmax, the rounding to expect.
-        asymmetry: max |Θ − Θᵀ|.
-        is_psd: λmin ≥ −tolerance and the kernel is symmetric to the tolerance.
-    """
-
-    smallest: Array
-    largest: Array
-    tolerance: Array
-    asymmetry: Array
-    is_psd: Array
-
-    plot, _repr_html_, __repr__ = RESULT
-
-
 class Eigensystem(NamedTuple):
     """Eigenvalues in decreasing order, cleaned of negative rounding.
 
@@ -99,25 +79,6 @@ def as_matrix(kernel: KernelLike) -> Array:
     if isinstance(kernel, Factored):
         return kernel.as_matrix()
     return check_array("kernel", kernel, floating=True).reshape(size, size)
-
-
-def psd_report(kernel: KernelLike) -> PSDReport:
-    """λmin, λmax and whether the kernel is positive semi-definite to rounding.
-
-    Args:
-        kernel: (N, C, N, C) or (N, N).
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> bool(psd_report(jnp.diag(jnp.array([1.0, -0.1]))).is_psd)
-        False
-    """
-    matrix = check_finite_value("kernel", as_matrix(kernel))
-    values = decompose(jnp.linalg.eigvalsh, matrix)
-    tolerance = _tolerance(matrix, jnp.max(jnp.abs(values)))
-    asymmetry = jnp.max(jnp.abs(matrix - matrix.T))
-    good = (values[0] >= -tolerance) & (asymmetry <= tolerance)
-    return PSDReport(values[0], values[-1], tolerance, asymmetry, good)
 
 
 def _tolerance(matrix: Array, largest: Array) -> Array:

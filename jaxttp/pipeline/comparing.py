@@ -9,18 +9,14 @@ from typing import Any
 import jax
 
 from jaxttp._core.checks import check_choice
-from jaxttp._core.types import Progress
+from jaxttp._core.types import Progress, leaf_paths
 from jaxttp.forecast import Candidate, Comparison, Race, compare, grid, race_starts
 from jaxttp.models import lora
-from jaxttp.ntk._select import leaf_paths
 from jaxttp.pipeline.settings import ALL, LoraSettings, Settings, check_unused
-from jaxttp.pipeline.sweeping import ALIKE
+from jaxttp.pipeline.sweeping import ALIKE, RACED_RATES, race_target
 from jaxttp.pipeline.tasks import Task, build_task
 
 STARTS = "every start is trained by heavy-ball descent at a constant rate"
-RACED = "a race trains, and builds no kernel"
-RACED_RATES = (1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
-"""Learning rates of a race that names none: what is too high is seen in the first heat."""
 ADAPTERS = "lora"
 START_NAMES = ("all", "head", "last", "bias", ADAPTERS)
 """What can be trained: all weights, the head, the head and the last block, the biases, low-rank
@@ -51,8 +47,8 @@ def starting_points(
         >>> sorted(starting_points(task, ("all", "head")))
         ['all', 'head']
     """
-    found = (re.match(r"(\w+/\d+)/", path) for path in leaf_paths(task.model.params))
-    blocks = [match.group(1) for match in found if match]
+    matches = (re.match(r"(\w+/\d+)/", path) for path in leaf_paths(task.model.params))
+    blocks = [match.group(1) for match in matches if match]
     last = max(blocks, key=lambda name: int(name.split("/")[1])) + "/" if blocks else "head"
     chosen: dict[str, Any] = {
         "all": None,
@@ -60,23 +56,20 @@ def starting_points(
         "last": lambda path: path.startswith(("head", last)),
         "bias": lambda path: path.endswith("bias"),
     }
-    out = {}
+    candidates = {}
     for name in names:
-        if name.startswith(f"{ADAPTERS}:"):
-            one = LoraSettings.read(name.removeprefix(f"{ADAPTERS}:").replace(":", ","))
-        elif check_choice("start", name, START_NAMES) == ADAPTERS:
-            one = LoraSettings(rank)
-        else:
-            one = None
-        if one is not None:
+        kind, colon, adapters = name.partition(":")
+        if kind == ADAPTERS:
+            one = LoraSettings.read(adapters.replace(":", ",")) if colon else LoraSettings(rank)
             adapted = lora(
                 task.model, rank=one.rank, key=jax.random.key(0), alpha=one.alpha,
                 rslora=one.rslora, targets=None if one.modules == ALL else one.modules,
             )  # fmt: skip
-            out[name] = Candidate(*adapted, x=task.x)
+            candidates[name] = Candidate(*adapted, x=task.x)
         else:
-            out[name] = Candidate(*task.model, trainable=chosen[name], x=task.x)
-    return out
+            trainable = chosen[check_choice("start", name, START_NAMES)]
+            candidates[name] = Candidate(*task.model, trainable=trainable, x=task.x)
+    return candidates
 
 
 def pair_networks(models: Sequence[str], weights: Sequence[str]) -> tuple[NamedNetwork, ...]:
@@ -115,9 +108,6 @@ def compare_task(
     *,
     networks: Sequence[NamedNetwork] = (),
     learning_rate: float | None = None,
-    thresholds: Sequence[float] | None = None,
-    rule: str = "absolute",
-    metric: str | None = None,
     time_steps: bool = True,
     progress: Progress | None = None,
 ) -> tuple[Task, Comparison]:
@@ -125,13 +115,11 @@ def compare_task(
 
     Args:
         settings: data, samples, loss, momentum, batch size, horizon, metric, rank of adapters,
-            width of a sketch and seed; target losses and errors, which rank before the thresholds.
+            width of a sketch and seed; target losses and errors, without which the goals are the
+            defaults of `compare`.
         names: as in `starting_points`; when None "all" of several networks, all but "lora" of one.
         networks: models and weights to compare; that of the settings when empty.
         learning_rate: of all; each gets its own best when None.
-        thresholds: the goals; the defaults of `compare` when None.
-        rule: the definition of training time.
-        metric: which curve it is read off; that of the settings when None.
         time_steps: also measure the seconds of a step.
         progress: called with (stage, done, total).
 
@@ -147,17 +135,19 @@ def compare_task(
         >>> len(found.names)
         2
     """
+    goals = "starting points are compared by the same loss, target_loss, for all"
+    check_unused(settings, ("thresholds",), goals)
     check_unused(settings, ("mesh",), "kernels are compared by decomposing them on one device")
     task, candidates = _candidates(settings, names, networks)
     if progress is not None:
         progress("comparing", 0, 1)
+    options = settings.pick(
+        "momentum", "batch_size", "steps", "relinearize", "sketch_dim", "metric", "target_loss",
+        "target_error",
+    )  # fmt: skip
     found = compare(
         candidates, task.x, task.y, loss=task.loss, learning_rate=learning_rate,
-        momentum=settings.momentum, batch_size=settings.batch_size, steps=settings.steps,
-        key=jax.random.key(settings.seed), time_steps=time_steps, thresholds=thresholds, rule=rule,
-        relinearize=settings.relinearize, sketch_dim=settings.sketch_dim,
-        metric=metric or settings.metric, target_loss=settings.target_loss,
-        target_error=settings.target_error,
+        key=jax.random.key(settings.seed), time_steps=time_steps, **options,
     )  # fmt: skip
     return task, found
 
@@ -192,11 +182,7 @@ def race_starts_task(
         >>> sorted(found.order)
         ['all', 'head']
     """
-    check_unused(settings, ("relinearize", "sketch_dim", "thresholds"), RACED)
-    check_unused(settings, ("metric", "target_error"), "a race is to a loss, by target_loss")
-    check_unused(settings, ("mesh",), "a race trains on one device")
-    if len(settings.target_loss) > 1:
-        raise ValueError(f"target_loss={settings.target_loss} must be one loss, a race's goal.")
+    target_loss = race_target(settings)
     task, candidates = _candidates(settings, names, networks)
     choices = grid(
         learning_rate=list(learning_rates), momentum=settings.momentum, loss=task.loss,
@@ -204,7 +190,7 @@ def race_starts_task(
     )  # fmt: skip
     found = race_starts(
         candidates, task.x, task.y, choices, progress=progress,
-        target_loss=settings.target_loss[0] if settings.target_loss else None,
+        target_loss=target_loss,
         key=None if settings.batch_size is None else jax.random.key(settings.seed),
     )  # fmt: skip
     return task, found

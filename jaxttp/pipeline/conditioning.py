@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +15,15 @@ from jaxttp import conditioning
 from jaxttp._core.checks import check_choice, check_integer
 from jaxttp._core.process import versions
 from jaxttp._core.results import RESULT, plain_number, plain_numbers
-from jaxttp._core.types import ApplyFn, Params
 from jaxttp._core.xla_cpu.threads import limited
 from jaxttp.adapters import from_nnx
-from jaxttp.conditioning import ConditionNumber, ConditionSweep, RankSensitivity, Record, Tracker
-from jaxttp.data import Dataset, load_dataset, load_whole, select
-from jaxttp.models import MLP, fresh_head, load_pretrained
+from jaxttp.conditioning import ConditionNumber, ConditionSweep, RankSensitivity
+from jaxttp.data import Dataset, load_whole
+from jaxttp.models import MLP
 from jaxttp.ntk.sharded import mesh_of
 from jaxttp.pipeline.settings import DataSettings, check_unused
-from jaxttp.training import TrainingRun, train
 
-NETWORKS = ("linear", "leaky_relu", "mlp", "resnet")
+NETWORKS = ("linear", "leaky_relu", "mlp")
 
 SWEEP_VALUES: dict[str, tuple] = {
     "depth": (1, 2, 3, 4, 6, 8),
@@ -36,10 +34,9 @@ SWEEP_VALUES: dict[str, tuple] = {
 """What a swept parameter takes if nothing else is asked for."""
 
 _READ: dict[str, tuple[str, ...]] = {
-    "linear": ("depth", "width", "skip", "batch_norm", "whiten"),
-    "leaky_relu": ("width", "alpha", "whiten"),
-    "mlp": ("depth", "width", "whiten", "mesh"),
-    "resnet": ("mesh",),
+    "linear": ("depth", "width", "skip", "batch_norm"),
+    "leaky_relu": ("width", "alpha"),
+    "mlp": ("depth", "width", "mesh"),
 }
 """The settings that some networks have and others have not."""
 DENSE = 3000
@@ -51,18 +48,18 @@ class ConditionSettings(DataSettings):
     """Which network, on which data, by names and numbers.
 
     Attributes:
-        network: "linear" (deep linear, or residual with `skip`), "leaky_relu" (one hidden layer),
-            "mlp" (ReLU) or "resnet" (the shipped network before fine-tuning; digits only).
+        network: "linear" (deep linear, or residual with `skip`), "leaky_relu" (one hidden layer) or
+            "mlp" (ReLU).
         samples: drawn at random; None for all of a linear network and 50 of the others, whose
             matrix has samples times outputs rows.
         depth: weight matrices of "linear" and "mlp".
         width: hidden units.
         skip: beta of W + beta I on every layer of "linear".
         alpha: negative slope of "leaky_relu".
-        whiten: centre and whiten the inputs of all networks but "resnet".
+        whiten: center and whiten the inputs.
         batch_norm: frozen batch norm behind the hidden layers of "linear".
         accuracy: of the steps that gradient descent needs.
-        mesh: see `Settings`, of "mlp" and "resnet": every device computes its rows of the matrix,
+        mesh: see `Settings`, of "mlp": every device computes its rows of the matrix,
             which are put together on one to be decomposed.
     """
 
@@ -76,6 +73,15 @@ class ConditionSettings(DataSettings):
     batch_norm: bool = False
     accuracy: float = 0.01
     mesh: int | str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        read = _READ[check_choice("network", self.network, NETWORKS)]
+        unread = sorted({name for names in _READ.values() for name in names}.difference(read))
+        check_unused(self, unread, f"network={self.network!r} has none")
+        check_integer("depth", self.depth, at_least=1)
+        check_integer("width", self.width, at_least=1)
+        mesh_of(self.mesh)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,32 +114,26 @@ class Conditioning:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; what is not finite becomes None."""
-        found = self.condition
-        spectrum = None if found.eigenvalues is None else plain_numbers(found.eigenvalues)
-        ranks = self.sensitivity and {
-            "ranks": self.sensitivity.ranks.tolist(),
-            "condition_numbers": plain_numbers(self.sensitivity.values),
-        }
+        found, ranks = self.condition, self.sensitivity
+        numbers = {
+            "condition_number": found.value, "largest": found.largest, "smallest": found.smallest,
+            "tolerance": found.tolerance, "gap": found.gap, "at_rank_below": found.rank_below,
+            "at_rank_above": found.rank_above, "contraction": self.contraction, "steps": self.steps,
+        }  # fmt: skip
         return {
-            "condition_number": plain_number(found.value),
+            **{name: plain_number(value) for name, value in numbers.items()},
             "kind": found.kind,
-            "largest": plain_number(found.largest),
-            "smallest": plain_number(found.smallest),
             "rank": None if found.rank is None else int(found.rank),
             "generic_rank": self.generic_rank,
-            "tolerance": plain_number(found.tolerance),
-            "gap": plain_number(found.gap),
-            "at_rank_below": plain_number(found.rank_below),
-            "at_rank_above": plain_number(found.rank_above),
             "bounds": {name: plain_number(value) for name, value in self.bounds.items()},
-            "contraction": plain_number(self.contraction),
-            "steps": plain_number(self.steps),
-            "eigenvalues": spectrum,
-            "rank_sensitivity": ranks,
+            "eigenvalues": None if ranks is None else plain_numbers(found.eigenvalues),
+            "rank_sensitivity": ranks and {
+                "ranks": ranks.ranks.tolist(), "condition_numbers": plain_numbers(ranks.values)
+            },
             "settings": dataclasses.asdict(self.settings),
             "description": self.description,
             "versions": versions(),
-        }
+        }  # fmt: skip
 
 
 def sweep_to_json(result: ConditionSweep) -> dict[str, Any]:
@@ -164,23 +164,6 @@ def _load(settings: ConditionSettings, *, linear: bool) -> tuple[Dataset, np.nda
     return dataset, x
 
 
-def refuse_unused(settings: ConditionSettings, sweep: str | None = None) -> None:
-    """Raise `ValueError` for settings that were changed and that this network does not have.
-
-    Args:
-        settings: what was asked for.
-        sweep: the parameter that is swept, if one is.
-
-    Raises:
-        ValueError: a setting that nothing would read.
-    """
-    has = _READ[check_choice("network", settings.network, NETWORKS)]
-    others = {name for names in _READ.values() for name in names}.difference(has)
-    check_unused(settings, sorted(others), f"network={settings.network!r} has none")
-    if sweep is not None:
-        check_unused(settings, ("batch_norm",), "a sweep is over networks without it")
-
-
 def _count_outputs(dataset: Dataset) -> int:
     return dataset.num_classes or dataset.y.shape[1]
 
@@ -195,19 +178,15 @@ def condition(settings: ConditionSettings) -> Conditioning:
         A `Conditioning`.
 
     Raises:
-        ValueError: unknown names, sizes out of range, "resnet" on other data than the digits.
+        ValueError: unknown names, sizes out of range.
 
     Example:
         >>> found = condition(ConditionSettings(data="wine", width=40))
         >>> float(found.condition.value) <= found.bounds["convex"] <= found.bounds["maximum"]
         True
     """
-    check_integer("depth", settings.depth, at_least=1)
-    check_integer("width", settings.width, at_least=1)
-    mesh_of(settings.mesh)
-    build = {"linear": _linear, "leaky_relu": _leaky_relu, "mlp": _mlp, "resnet": _resnet}
-    chosen = check_choice("network", settings.network, NETWORKS)
-    description, found, bounds, rank = build[chosen](settings)
+    build = {"linear": _linear, "leaky_relu": _leaky_relu, "mlp": _mlp}
+    description, found, bounds, rank = build[settings.network](settings)
     kappa = float(found.value)
     contraction, steps = math.nan, math.nan  # a zero matrix has no condition number
     if kappa >= 1:
@@ -239,19 +218,18 @@ def _linear(settings: ConditionSettings) -> Built:
     else:
         operator = conditioning.gauss_newton_linear_operator(weights, covariance, **options)
         found = conditioning.condition_number(operator)
-    kind = "residual" if settings.skip else "linear"
-    skip = f", skip {settings.skip:g}" if settings.skip else ""
-    norm = ", batch norm" if settings.batch_norm else ""
-    words = (
-        f"{kind} network {'-'.join(map(str, widths))}{skip}{norm} on {_data_in_words(settings, x)}"
-    )
+    kind = f"residual network, skip {settings.skip:g}," if settings.skip else "linear network"
+    norm = ", batch norm," if settings.batch_norm else ""
+    words = _words(settings, kind, widths, f"{norm} on", x)
     return words, found, {"convex": float(bounds.convex), "maximum": float(bounds.maximum)}, rank
 
 
-def _data_in_words(settings: ConditionSettings, x: np.ndarray) -> str:
-    return (
-        f"{len(x)} samples of {Path(settings.data).name}{', whitened' if settings.whiten else ''}"
-    )
+def _words(
+    settings: ConditionSettings, kind: str, widths: Sequence[int], between: str, x: np.ndarray
+) -> str:
+    whitened = ", whitened" if settings.whiten else ""
+    data = f"{len(x)} samples of {Path(settings.data).name}{whitened}"
+    return f"{kind} {'-'.join(map(str, widths))}{between} {data}"
 
 
 def _leaky_relu(settings: ConditionSettings) -> Built:
@@ -261,9 +239,7 @@ def _leaky_relu(settings: ConditionSettings) -> Built:
     matrix = conditioning.leaky_relu_gram(w, v, x.T, settings.alpha)
     found = conditioning.condition_number(matrix, spectrum=len(matrix) <= DENSE)
     bound = float(conditioning.leaky_relu_bound(w, v, x.T, settings.alpha))
-    words = (
-        f"leaky ReLU network {d}-{m}-{k}, slope {settings.alpha:g} on {_data_in_words(settings, x)}"
-    )
+    words = _words(settings, "leaky ReLU network", (d, m, k), f", slope {settings.alpha:g} on", x)
     return words, found, {"eq (11)": bound}, None
 
 
@@ -271,51 +247,10 @@ def _mlp(settings: ConditionSettings) -> Built:
     dataset, x = _load(settings, linear=False)
     sizes = (x.shape[1], *(settings.width,) * (settings.depth - 1), _count_outputs(dataset))
     model = from_nnx(MLP(sizes, rngs=nnx.Rngs(settings.seed)))
-    words = f"ReLU MLP {'-'.join(map(str, sizes))} on {_data_in_words(settings, x)}"
-    return words, network_condition(*model, x, mesh=mesh_of(settings.mesh)), {}, None
-
-
-def _resnet(settings: ConditionSettings) -> Built:
-    if settings.data != "digits":
-        raise ValueError(
-            f"network='resnet' is trained for the digits; got data={settings.data!r}. Choose "
-            "network='mlp', or call jaxttp.conditioning.curvature_matrix on your own network."
-        )
-    unseen = select(load_dataset("digits"), classes=(5, 6, 7, 8, 9))
-    count = check_integer("samples", settings.samples or 50, at_least=2, at_most=len(unseen))
-    rows = np.random.default_rng(settings.seed).permutation(len(unseen))[:count]
-    key = jax.random.key(settings.seed)
-    network = fresh_head(load_pretrained(), 5, key=key)
-    mesh = mesh_of(settings.mesh)
-    found = network_condition(*from_nnx(network), unseen.take(np.sort(rows)).x, mesh=mesh)
-    words = f"ResNet pre-trained on digits 0-4, fresh head, on {count} samples of digits 5-9"
+    words = _words(settings, "ReLU MLP", sizes, " on", x)
+    matrix = conditioning.curvature_matrix(*model, jnp.asarray(x), mesh=mesh_of(settings.mesh))
+    found = conditioning.condition_number(matrix, spectrum=len(matrix) <= DENSE)
     return words, found, {}, None
-
-
-def network_condition(
-    apply_fn: ApplyFn, params: Params, x: Any, *, mesh: Any = None
-) -> ConditionNumber:
-    """Kappa of the Gauss-Newton matrix of any network, with its spectrum where that is small.
-
-    Args:
-        apply_fn: ``(params, x) -> outputs (N, C)``.
-        params: its parameters.
-        x: samples (N, ...).
-        mesh: see `jaxttp.conditioning.curvature_matrix`.
-
-    Returns:
-        A `jaxttp.conditioning.ConditionNumber`.
-
-    Raises:
-        ValueError: as `jaxttp.conditioning.curvature_matrix`.
-
-    Example:
-        >>> found = network_condition(lambda w, x: x @ w, np.ones((2, 1)), np.diag([1.0, 2.0]))
-        >>> float(found.value)
-        4.0
-    """
-    matrix = conditioning.curvature_matrix(apply_fn, params, jnp.asarray(x), mesh=mesh)
-    return conditioning.condition_number(matrix, spectrum=len(matrix) <= DENSE)
 
 
 def condition_sweep(
@@ -345,15 +280,7 @@ def condition_sweep(
         (2, 2)
     """
     check_choice("sweep", parameter, SWEEP_VALUES)
-    network = settings.network
-    fitting = {"linear": ("depth", "width", "skip"), "leaky_relu": ("width", "alpha")}
-    if parameter not in fitting.get(network, ()):
-        useful = [name for name, parameters in fitting.items() if parameter in parameters]
-        raise ValueError(
-            f"sweep={parameter!r} does not fit network={network!r}; choose network "
-            f"{' or '.join(map(repr, useful))}."
-        )
-    linear = network == "linear"
+    linear = check_choice("network", settings.network, ("linear", "leaky_relu")) == "linear"
     dataset, x = _load(settings, linear=linear)
     given: dict[str, Any] = {"covariance": x.T @ x / len(x)} if linear else {"data": x.T}
     return conditioning.sweep(
@@ -369,63 +296,3 @@ def condition_sweep(
         key=jax.random.key(settings.seed),
         **given,
     )
-
-
-@dataclasses.dataclass(frozen=True)
-class TrackedRun:
-    """A real training with what was measured along it.
-
-    Attributes:
-        run: losses and final weights.
-        records: step, loss and measures at the steps that were due.
-    """
-
-    run: TrainingRun
-    records: tuple[Record, ...]
-
-    plot, _repr_html_, __repr__ = RESULT
-
-
-def tracked_run(
-    apply_fn: ApplyFn,
-    params: Params,
-    x: Any,
-    y: Any,
-    *,
-    measures: dict[str, Callable[[Params], Any]] | None = None,
-    every: int = 1,
-    **training: Any,
-) -> TrackedRun:
-    """Train for real and measure condition numbers, bounds or anything else along the way.
-
-    Args:
-        apply_fn: ``(params, x) -> outputs (N, C)``.
-        params: the weights to start from.
-        x: samples (N, ...).
-        y: labels (N,) or targets (N, C).
-        measures: name -> function of the weights; None for "kappa", the condition number of the
-            Gauss-Newton matrix on all of `x`.
-        every: measure at the steps that are multiples of this.
-        training: `loss`, `optimizer`, `steps` and the other keywords of `jaxttp.train`.
-
-    Returns:
-        A `TrackedRun`.
-
-    Raises:
-        ValueError: as `jaxttp.train` and `Tracker`.
-
-    Example:
-        >>> import numpy as np, optax
-        >>> found = tracked_run(lambda w, x: x @ w, np.zeros((2, 1)), np.eye(2), np.ones((2, 1)),
-        ...                     loss="squared_error", optimizer=optax.sgd(0.5), steps=4, every=2)
-        >>> [(record.step, float(record.values["kappa"])) for record in found.records]
-        [(0, 1.0), (2, 1.0), (4, 1.0)]
-
-    Source:
-        GNC Figures 10 and 18.
-    """
-    if measures is None:
-        measures = {"kappa": lambda weights: network_condition(apply_fn, weights, x).value}
-    tracker = Tracker(measures, every=every)
-    run = train(apply_fn, params, x, y, callback=tracker, **training)
-    return TrackedRun(run, tuple(tracker.records))

@@ -1,73 +1,383 @@
-"""How long fine-tuning a language model on a text takes: tokens, steps, seconds, money."""
+"""How long fine-tuning a language model on a text takes: tokens, steps, seconds."""
 
 import dataclasses
 import time
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import optax
+from jaxtyping import Array
 
-from jaxttp._core.checks import check_number, check_used
+from jaxttp._core.checks import check_integer, check_used
 from jaxttp._core.process import versions
-from jaxttp._core.results import RESULT, plain_number, plain_numbers, wrapped
-from jaxttp._core.types import Progress
-from jaxttp.forecast import HeldForecast, WallClock, held_forecast, wall_clock
+from jaxttp._core.results import RESULT, plain_numbers, wrapped
+from jaxttp._core.types import Model, Progress, count, take
+from jaxttp.adapters import as_rows, from_nnx
+from jaxttp.data import load_corpus, load_tokenizer
+from jaxttp.dynamics.batches import batch_indices
+from jaxttp.forecast import HeldForecast, held_forecast
+from jaxttp.forecast.stale_gradients.forecast import FORWARD, POINTS, affordable
+from jaxttp.forecast.stale_gradients.path import watcher
 from jaxttp.forecast.wall_clock import readable_time
-from jaxttp.losses.rule import Curves, Rule, reach
-from jaxttp.pipeline.settings import LoraSettings, Settings, make_optimizer
-from jaxttp.pipeline.text_tasks import (
-    TEXT,
-    TextTask,
-    WatchedRun,
-    budget_share,
-    build_text_task,
-    check_decoder,
-    check_text_settings,
-    split_task,
-    train_watched,
+from jaxttp.losses import encode_targets
+from jaxttp.losses.rule import Curves, Rule, Target, reach
+from jaxttp.models import adapter_targets, load_transformer, lora
+from jaxttp.models.language import Decoder, Encoder
+from jaxttp.models.language.tokens import read_tokens
+from jaxttp.pipeline.settings import (
+    LoraSettings,
+    Settings,
+    check_training,
+    check_unused,
+    hyperparameters,
 )
+from jaxttp.pipeline.tasks import is_language_folder
+from jaxttp.training import StepTime, TrainingStep, time_step
 
 
 @dataclasses.dataclass(frozen=True)
-class Goal:
-    """When one goal is reached.
+class TextDefaults:
+    """Numbers of forecasts on text, of the runs of `experiments.bench.lora`.
+
+    Attributes:
+        share: of the training's gradients that a forecast may take, where it is not said.
+        length: tokens of a sequence where it is not said, or as many as the network takes.
+        watched: sequences that are watched at most.
+        held_out: fraction of the text that they are at most.
+        looking: fraction of a forecast's budget that may go into looking at them.
+        looks: at them during a real training run, beside the start.
+        measured: weights of the largest network whose forecasts were compared with real runs.
+        again: times that a run may see a text before a warning: overfitting is not forecast.
+    """
+
+    share: float = 0.2
+    length: int = 128
+    watched: int = 96
+    held_out: float = 0.1
+    looking: float = 0.25
+    looks: int = 60
+    measured: int = 250_000
+    again: float = 1.5
+
+
+TEXT = TextDefaults()
+_UNUSED = (
+    "data", "samples_per_class", "loss", "relinearize", "sketch_dim", "head_scale", "classes",
+    "hidden", "weights", "image_size", "max_length", "trainable", "rank", "split", "folder",
+    "target_error", "metric", "label", "fill", "drop_missing", "one_hot", "drop",
+    "mesh",
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+class TextTask:
+    """What is fine-tuned, on what.
+
+    Attributes:
+        model: the network, its adapters as its parameters.
+        x: sequences that train (N, T).
+        y: what follows their tokens.
+        x_watched: sequences of the same text that no batch is of (M, T).
+        y_watched: what follows them.
+        tokens: of the whole text.
+        weights: of the network, without the adapters.
+        description: all of it in words.
+    """
+
+    model: Model
+    x: np.ndarray
+    y: np.ndarray
+    x_watched: np.ndarray
+    y_watched: np.ndarray
+    tokens: int
+    weights: int
+    description: str
+
+    def __str__(self) -> str:
+        return self.description
+
+    __repr__ = __str__
+
+
+def check_text_settings(settings: Settings, *, is_object: bool = False) -> None:
+    """Refuse what a fine-tuning on text has no use for, or is out of range.
+
+    Args:
+        settings: how to train.
+        is_object: whether the network is an object, and `model` no folder's name.
+
+    Raises:
+        ValueError: settings of other tasks, no folder, no batches.
+
+    Example:
+        >>> check_text_settings(Settings(model="gone"))
+        Traceback (most recent call last):
+        ...
+        ValueError: model='gone' is no folder on this machine; a text needs a language model, a ...
+    """
+    check_unused(settings, _UNUSED, "a text with a language model has no such thing")
+    if is_object:
+        check_unused(settings, ("model",), "the network is given as an object")
+    elif not is_language_folder(settings.model):
+        raise ValueError(
+            f"model={settings.model!r} is no folder on this machine; a text needs a language "
+            "model, a Hugging Face folder as save_pretrained writes it."
+        )
+    if settings.batch_size is None:
+        raise ValueError("batch_size is needed with a text: sequences a step, such as 16.")
+    check_training(settings)
+    if settings.total_samples is not None:
+        check_integer("total_samples", settings.total_samples, at_least=1)
+    budget_share(settings)
+
+
+def budget_share(settings: Settings) -> float:
+    """The share of the training's gradients that a forecast may take.
+
+    Args:
+        settings: of which the budget counts.
+
+    Returns:
+        A share in (0, 1).
+
+    Raises:
+        ValueError: it is none.
+
+    Example:
+        >>> budget_share(Settings()), budget_share(Settings(budget=0.1))
+        (0.2, 0.1)
+    """
+    share = TEXT.share if settings.budget == "auto" else settings.budget
+    if not isinstance(share, int | float) or not 0 < share < 1:
+        raise ValueError(f"budget={share!r} must be between 0 and 1 with a text, or auto.")
+    return float(share)
+
+
+def read_text(
+    folder: str, text: str, sequence_length: int | None = None
+) -> tuple[Decoder, np.ndarray, tuple[str, str]]:
+    """A network, the sequences of a text as its tokens (N, T + 1), and the names of both.
+
+    Args:
+        folder: a Hugging Face folder.
+        text: a file, or a folder of .txt, .md and .py.
+        sequence_length: T; 128, or as many as the network takes, when None.
+
+    Raises:
+        ValueError: an encoder, a text too short for a sequence.
+        FileNotFoundError: no tokenizer, or no weights.
+        ImportError: the extra `text` is not installed.
+    """
+    tokenizer = load_tokenizer(folder)
+    network = check_decoder(load_transformer(folder, head="language_model"), f"model={folder!r}")
+    most = network.shape.length
+    length = min(TEXT.length, most) if sequence_length is None else sequence_length
+    check_integer("sequence_length", length, at_least=1, at_most=most,
+                  remedy=f"The network has {most} positions.")  # fmt: skip
+    corpus = load_corpus(text, tokenizer, length=length)
+    ids = np.concatenate([corpus.x, corpus.y[:, -1:]], axis=1)
+    return network, ids, (Path(folder).resolve().name, Path(text).name)
+
+
+def check_decoder(network: object, name: str) -> Decoder:
+    """The network, or a refusal of one that does not predict the next token.
+
+    Args:
+        network: of a folder, or a user's.
+        name: how messages call it.
+
+    Raises:
+        TypeError: no decoder with the head of a language model.
+        ValueError: an encoder.
+    """
+    if isinstance(network, Encoder):
+        raise ValueError(
+            f"{name} is an encoder ({network.shape.family}), which sees what it would "
+            "have to predict; next-token loss needs a decoder, such as GPT-2 or Llama."
+        )
+    if not isinstance(network, Decoder) or network.kind != "language_model":
+        raise TypeError(
+            f"{name} must be a jaxttp.models.Decoder with head='language_model'; got "
+            f"{type(network).__name__}. Others: jaxttp.forecast.held_forecast takes any function."
+        )
+    return network
+
+
+def split_task(
+    settings: Settings, network: Decoder, ids: np.ndarray, *, adapters: LoraSettings,
+    names: tuple[str, str],
+) -> TextTask:  # fmt: skip
+    """The network with its adapters, and of the sequences those that are watched.
+
+    10 % of them, at most 96, are drawn to be watched; fewer where evaluating them would take more
+    than a quarter of what the forecast may cost.
+
+    Args:
+        settings: batches, steps, budget and seed count.
+        network: without adapters.
+        ids: tokens of the sequences, one more than the network sees (N, T + 1).
+        adapters: which.
+        names: of the network, and of the text.
+
+    Returns:
+        A `TextTask`.
+
+    Raises:
+        ValueError: ids that the network does not have, a text too short for a batch, modules that
+            are not there.
+    """
+    share, shape = budget_share(settings), network.shape
+    batch_size, steps = settings.batch_size or 1, settings.steps
+    x, y = ids[:, :-1], ids[:, 1:]
+    for part in (x, y):
+        read_tokens(part, vocabulary=shape.vocabulary, length=shape.length, segments=0)
+    count, length = x.shape
+    payable = int(TEXT.looking * share * steps * batch_size / (FORWARD * POINTS))
+    watched = max(1, min(TEXT.watched, int(TEXT.held_out * count), payable))
+    if count - watched < batch_size:
+        raise ValueError(
+            f"text: {names[1]} makes {count} sequences of {length} tokens, of which {watched} are "
+            f"held out; batch_size={batch_size} needs {batch_size + watched}. Give a longer text, "
+            "shorter sequences or smaller batches."
+        )
+    beside = FORWARD * POINTS * watched / batch_size
+    affordable(share, steps, beside, batch_size, name="budget")
+    split_key, adapter_key = jax.random.split(jax.random.key(settings.seed))
+    base = from_nnx(network)
+    weights = sum(leaf.size for leaf in jax.tree.leaves(base.params))
+    try:
+        model = lora(
+            base, rank=adapters.rank, alpha=adapters.alpha, rslora=adapters.rslora,
+            key=adapter_key, targets=adapter_targets(network, adapters.modules),
+        )  # fmt: skip
+    except ValueError as problem:
+        raise ValueError(f"lora: {problem}") from problem
+    order = np.asarray(jax.random.permutation(split_key, np.arange(count, dtype=np.int32)))
+    rest, held = np.sort(order[watched:]), np.sort(order[:watched])
+    trained = sum(leaf.size for leaf in jax.tree.leaves(model.params))
+    words = (
+        f"{names[0]} ({shape.family}, {weights:,} weights), "
+        f"{adapters} ({trained:,} weights), on {names[1]}: {y.size:,} tokens "
+        f"in {count:,} sequences of {length}, {watched} of them held out and watched"
+    )
+    return TextTask(model, x[rest], y[rest], x[held], y[held], y.size, weights, words)
+
+
+class WatchedRun(NamedTuple):
+    """What really happened.
+
+    Attributes:
+        loss: of what is watched (T + 1,), lines between the points.
+        at: the points (P,), steps.
+        seconds: of the steps alone: no compilation, no looking.
+    """
+
+    loss: np.ndarray
+    at: np.ndarray
+    seconds: float
+
+    @property
+    def finite(self) -> bool:
+        """Whether every loss is finite."""
+        return bool(np.all(np.isfinite(self.loss)))
+
+
+def train_watched(
+    model: Model, x: Any, y: Any, x_watched: Any, y_watched: Any, *,
+    optimizer: optax.GradientTransformation, steps: int, batch_size: int, key: Array,
+    progress: Callable[[int, int], None] | None = None,
+) -> WatchedRun:  # fmt: skip
+    """Train by cross-entropy for real, and look at other samples some sixty times.
+
+    Args:
+        model: network and weights.
+        x: samples (N, ...).
+        y: their labels.
+        x_watched: samples that are looked at (M, ...).
+        y_watched: their labels.
+        optimizer: any optax transformation of gradients alone.
+        steps: T.
+        batch_size: B.
+        key: draws the batches.
+        progress: called with (steps done, steps in all).
+
+    Returns:
+        A `WatchedRun`.
+    """
+    params, (rows, outputs) = model.params, as_rows(*model, x)
+    targets, loss = encode_targets("cross_entropy", y, outputs)
+    seen = as_rows(*model, x_watched)[1]
+    watched, loss_watched = encode_targets("cross_entropy", y_watched, seen)
+    look = watcher(rows, loss_watched, x_watched, watched, batch_size)
+    indices = np.asarray(batch_indices(key, count(x), batch_size, steps))
+    at = np.unique(np.round(np.linspace(0, steps, min(TEXT.looks, steps) + 1)).astype(int))
+    state, found, seconds = optimizer.init(params), [], 0.0
+    step = TrainingStep(rows, loss, optimizer)
+    step = step.compile(params, state, take(x, indices[0]), targets[indices[0]])
+    for t in range(steps + 1):
+        if t in at:
+            found.append(look(params))
+        if t == steps:
+            break
+        batch = take(x, indices[t]), targets[indices[t]]
+        begun = time.perf_counter()
+        params, state, *_ = jax.block_until_ready(step(params, state, *batch))
+        seconds += time.perf_counter() - begun
+        if progress is not None:
+            progress(t + 1, steps)
+    return WatchedRun(np.interp(np.arange(steps + 1), at, found), at, seconds)
+
+
+# --- the forecast --------------------------------------------------------------------------------
+
+
+class Goal(NamedTuple):
+    """When one threshold or target is reached.
 
     Attributes:
         words: what it is.
-        level: the loss to get below.
-        step: foreseen, -1 for never.
+        step: predicted, -1 for never.
         earliest: by the forecast's uncertainty, likewise; None where `FineTuning.trust` doubts it
             without saying by how much.
         latest: likewise.
         tokens: seen until then; None for never.
         seconds: likewise.
-        cost: likewise, None without a price.
         real_step: of the real training, None without one.
     """
 
     words: str
-    level: float
     step: int
     earliest: int | None
     latest: int | None
     tokens: int | None
     seconds: float | None
-    cost: float | None
     real_step: int | None
+
+    def __str__(self) -> str:
+        between = "" if self.earliest is None else f" ({self.earliest} to {self.latest})"
+        when = "not reached" if self.earliest is not None else "not reached, see trust"
+        if self.step >= 0:
+            when = f"step {self.step}{between}, {self.tokens:,} tokens, "
+            when += readable_time(self.seconds or 0.0)
+        if self.real_step is not None:
+            when += f"; real {self.real_step if self.real_step >= 0 else 'not reached'}"
+        return f"{self.words}: {when}"
 
 
 @dataclasses.dataclass(frozen=True)
 class FineTuning:
-    """A fine-tuning on a text, foreseen, and what really happened where that was asked for.
+    """The forecast of fine-tuning on a text, and what really happened where that was asked for.
 
     Attributes:
         settings: how to train.
         adapters: what trains.
         task: the network and the sequences.
         found: the loss of the sequences that are held out.
-        clock: seconds and money.
+        step_time: the measured time of one training step on this device.
         forecast_seconds: that the forecast took here, compilation included.
-        price_per_hour: of the device; None where it is not known.
         run: the real training, or None.
     """
 
@@ -75,9 +385,8 @@ class FineTuning:
     adapters: LoraSettings
     task: TextTask
     found: HeldForecast
-    clock: WallClock
+    step_time: StepTime
     forecast_seconds: float
-    price_per_hour: float | None = None
     run: WatchedRun | None = None
 
     plot, _repr_html_, __repr__ = RESULT
@@ -103,48 +412,34 @@ class FineTuning:
         return self.settings.steps * self.batch_size / self.sequences
 
     @property
-    def epoch(self) -> tuple[float, float | None]:
-        """Seconds and money that seeing every sequence once takes."""
-        seconds = self.sequences / self.batch_size * self.clock.step_seconds
-        return seconds, self._money(seconds)
+    def epoch_seconds(self) -> float:
+        """Seconds that seeing every sequence once takes."""
+        return self.sequences / self.batch_size * self.step_time.seconds
 
     @property
     def goals(self) -> tuple[Goal, ...]:
-        """Shares of the drop, then losses to get below."""
+        """Fractions of the loss decrease, then losses to get below."""
         thresholds, targets = self.settings.thresholds, self.settings.targets()
         found, run = self.found, self.run
-        steps = found.read(thresholds)
-        below = reach(Curves(found.loss), targets, reached=not found.diverged)
+        steps: dict[Any, int] = {**found.read(thresholds)}
+        steps |= reach(Curves(found.loss), targets, reached=not found.diverged)
         real: dict[Any, int] = {}
         if run is not None:
             fell = run.finite and bool(run.loss[-1] < run.loss[0])
             real |= Rule(thresholds).read(run.loss, run.loss, reached=fell)
             real |= reach(Curves(run.loss), targets, reached=run.finite)
-        rows = [
-            self._goal(
-                f"within {100 * e:g} % of its drop", found.level(e), t, real.get(e),
-                off=(1 - e) * float(found.uncertainty[-1]),
-            )
-            for e, t in steps.items()
-        ]  # fmt: skip
-        rows += [self._goal(one.words(), one.value, t, real.get(one)) for one, t in below.items()]
-        return tuple(rows)
-
-    def _money(self, seconds: float | None) -> float | None:
-        if seconds is None or self.price_per_hour is None:
-            return None
-        return seconds / 3600 * self.price_per_hour
-
-    def _goal(
-        self, words: str, level: float, step: int, real: int | None, off: float = 0.0
-    ) -> Goal:  # fmt: skip
-        there = step >= 0
-        seconds = step * self.clock.step_seconds if there else None
-        between = self.found.between(level, off) if self.is_bounded else (None, None)
-        return Goal(
-            words, level, step, *between,
-            step * self.tokens_a_step if there else None, seconds, self._money(seconds), real,
-        )  # fmt: skip
+        goals = []
+        for goal, step in steps.items():
+            if isinstance(goal, Target):
+                words, level, off = goal.words(), goal.value, 0.0
+            else:
+                words, level = f"within {100 * goal:g} % of its drop", found.level(goal)
+                off = (1 - goal) * float(found.uncertainty[-1])
+            earliest, latest = found.between(level, off) if self.is_bounded else (None, None)
+            tokens = step * self.tokens_a_step if step >= 0 else None
+            seconds = step * self.step_time.seconds if step >= 0 else None
+            goals.append(Goal(words, step, earliest, latest, tokens, seconds, real.get(goal)))
+        return tuple(goals)
 
     @property
     def trust(self) -> tuple[str, ...]:
@@ -158,74 +453,56 @@ class FineTuning:
 
     @property
     def _limits(self) -> tuple[str, ...]:
-        """What the forecast does not see, and so cannot say the size of."""
-        said = []
-        batch, knots = self.batch_size, len(self.found.knots)
+        """Effects that the forecast does not model, and so gives no size of."""
+        warnings, samples = [], len(self.task.x)
+        drawn = len(self.found.knots) * self.batch_size
         if self.epochs > TEXT.again:
-            said.append(
+            warnings.append(
                 f"the training sees every sequence {self.epochs:.1f} times, the forecast's path "
-                f"{knots * batch / len(self.task.x):.1f} times: learning them by heart, and a loss "
-                "that rises again from it, is not foreseen"
+                f"{drawn / samples:.1f} times: overfitting is not forecast"
             )
-        if knots * batch > len(self.task.x) and self.settings.total_samples is not None:
-            said.append(
-                f"the sample has {len(self.task.x):,} sequences and the path draws "
-                f"{knots * batch:,}: it learns by heart what the training sees once; what that "
-                "costs is taken off by estimate, and a larger sample is surer"
+        if drawn > samples and self.settings.total_samples is not None:
+            warnings.append(
+                f"the sample has {samples:,} sequences and the path draws {drawn:,}: it overfits "
+                "to what the training sees once; the correction is an estimate, and a larger "
+                "sample is more accurate"
             )
         if self.task.weights > TEXT.measured:
-            said.append(
-                "forecasts of this kind were held against real trainings of networks of up to "
+            warnings.append(
+                "forecasts of this kind were compared with real training runs of networks of up to "
                 f"{TEXT.measured:,} weights alone; this one has {self.task.weights:,}"
             )
-        return tuple(said)
-
-    def tokens_and_loss(self, count: int = 5) -> list[tuple[int, float, float | None]]:
-        """Tokens seen, the loss foreseen then, and its uncertainty if known, at even distances.
-
-        Args:
-            count: of them, the start and the end included.
-        """
-        at = np.round(np.linspace(0, self.settings.steps, count)).astype(int)
-        found = self.found
-        off = [float(found.uncertainty[t]) if self.is_bounded else None for t in at]
-        return [(int(t) * self.tokens_a_step, float(found.loss[t]), u)
-                for t, u in zip(at, off, strict=True)]  # fmt: skip
+        return tuple(warnings)
 
     def __str__(self) -> str:
-        lines = [wrapped(str(self.task), 2), wrapped(self.scale_words(), 2)]
-        for one in self.goals:
-            never = "not reached" if self.is_bounded else "not reached, see trust"
-            when = f"step {one.step}" if one.step >= 0 else never
-            lines.append(f"  {one.words}: {when}")
-        last = [self.cost_words(), *(f"trust: {line}" for line in self.trust)]
-        lines += [wrapped(line, 2) for line in last]
-        return "\n".join(lines)
-
-    def scale_words(self) -> str:
-        """How much of the text the training sees, and what all of it costs."""
-        steps = self.settings.steps
-        seconds, money = self.epoch
-        price = "" if money is None else f" and {money:.2f}"
+        found, steps, each = self.found, self.settings.steps, self.step_time.seconds
         of = "" if self.settings.total_samples is None else ", of which the text is a sample"
-        return (
+        lines = [
+            str(self.task),
             f"{steps:,} steps see {steps * self.tokens_a_step:,} tokens, {self.epochs:.2g} times "
-            f"the {self.sequences:,} sequences that train{of}; once takes {readable_time(seconds)}"
-            f"{price}"
-        )
-
-    def cost_words(self) -> str:
-        """What the forecast cost."""
-        found = self.found
-        return (
+            f"the {self.sequences:,} sequences that train{of}; once takes "
+            f"{readable_time(self.epoch_seconds)}",
+            *(f"  {goal}" for goal in self.goals),
+            f"  all steps: {readable_time(steps * each)}, loss {float(found.loss[-1]):.4g}",
+        ]
+        if self.run is not None:
+            took = readable_time(self.run.seconds)
+            lines[-1] += f"; real {took}, loss {float(self.run.loss[-1]):.4g}"
+        lines.append(
             f"the forecast cost {100 * found.share:.2g} % of the training's gradients "
-            f"({len(found.knots)} of {self.settings.steps:,} steps), "
-            f"{readable_time(self.forecast_seconds)} here with compilation"
+            f"({len(found.knots)} of {steps:,} steps), {readable_time(self.forecast_seconds)} here "
+            "with compilation"
         )
+        lines += [f"trust: {line}" for line in self.trust]
+        return "\n".join(wrapped(line, 4) for line in lines)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        found, run = self.found, self.run
+        found, run, each = self.found, self.run, self.step_time.seconds
+        real = None
+        if run is not None:
+            losses = plain_numbers(run.loss[run.at])
+            real = {"at": run.at.tolist(), "loss": losses, "seconds": run.seconds}
         return {
             "task": self.task.description,
             "hyperparameters": dataclasses.asdict(self.settings) | {"loss": "cross_entropy"},
@@ -235,26 +512,20 @@ class FineTuning:
             "tokens": self.task.tokens,
             "sequences": self.sequences,
             "epochs": self.epochs,
-            "epoch_seconds": self.epoch[0],
-            "epoch_cost": self.epoch[1],
+            "epoch_seconds": self.epoch_seconds,
             "loss": plain_numbers(found.loss),
             "loss_uncertainty": plain_numbers(found.uncertainty) if self.is_bounded else None,
-            "goals": [dataclasses.asdict(one) for one in self.goals],
+            "goals": [goal._asdict() for goal in self.goals],
             "stable": not found.diverged,
             "trust": list(self.trust),
-            "step_seconds": self.clock.step_seconds,
-            "seconds": self.clock.total_seconds,
-            "cost": self.clock.cost,
-            "price_per_hour": self.price_per_hour,
+            "step_seconds": each,
+            "seconds": self.settings.steps * each,
             "forecast": {
                 "share": found.share, "gradients": len(found.knots),
                 "seconds": self.forecast_seconds,
             },
             "versions": versions(),
-            "verified": None if run is None else {
-                "at": run.at.tolist(), "loss": [plain_number(run.loss[t]) for t in run.at],
-                "seconds": run.seconds,
-            },
+            "verified": real,
         }  # fmt: skip
 
 
@@ -264,21 +535,19 @@ def fine_tuning_task(
     text: str,
     adapters: LoraSettings | None = None,
     sequence_length: int | None = None,
-    price_per_hour: float | None = None,
     verify: bool = False,
     progress: Progress | None = None,
 ) -> FineTuning:
-    """Foresee the fine-tuning of a language model on a text by LoRA, with next-token loss.
+    """Forecast the fine-tuning of a language model on a text by LoRA, with next-token loss.
 
     Args:
-        settings: the model's folder, optimiser, rate, schedule, batches of sequences, steps,
-            thresholds, target losses, seed; the budget is a share of the training's gradients
+        settings: the model's folder, optimizer, rate, schedule, batches of sequences, steps,
+            thresholds, target losses, seed; the budget is a fraction of the training's gradients
             (0.2 where it is left to the library), and `total_samples` the sequences of a corpus of
             which the text is a sample.
         text: a file of text, or a folder of .txt, .md and .py.
         adapters: which; the usual ones when None.
         sequence_length: T, tokens; 128, or as many as the network takes, when None.
-        price_per_hour: of this device, in any currency.
         verify: also train for real, after the forecast.
         progress: called with (stage, done, total).
 
@@ -286,8 +555,8 @@ def fine_tuning_task(
         A `FineTuning`.
 
     Raises:
-        ValueError: as `build_text_task` and `held_forecast`; `total_samples` with `verify`, or
-            fewer than the text has.
+        ValueError: as `read_text`, `split_task` and `held_forecast`; `total_samples` with `verify`,
+            or fewer than the text has.
         ImportError: the extra `text` is not installed.
 
     Example:
@@ -296,13 +565,11 @@ def fine_tuning_task(
         ...
         ValueError: model='gone' is no folder on this machine; a text needs a language model, a ...
     """
-    tell, adapters = progress or (lambda *_: None), adapters or LoraSettings()
-    _check(settings, price_per_hour, verify)
-    tell("reading the text", 0, 1)
-    task = build_text_task(
-        settings, text=text, adapters=adapters, sequence_length=sequence_length
-    )  # fmt: skip
-    return _foreseen(settings, task, adapters, price_per_hour, verify, tell)
+    check_text_settings(settings)
+    if progress is not None:
+        progress("reading the text", 0, 1)
+    network, ids, names = read_text(str(settings.model), text, sequence_length)
+    return _forecast(settings, network, ids, names, adapters, verify, progress)
 
 
 def fine_tuning_of(
@@ -312,11 +579,10 @@ def fine_tuning_of(
     *,
     adapters: LoraSettings | None = None,
     names: tuple[str, str] = ("the network", "the text"),
-    price_per_hour: float | None = None,
     verify: bool = False,
     progress: Progress | None = None,
 ) -> FineTuning:
-    """As `fine_tuning_task`, of a network and sequences that are at hand.
+    """As `fine_tuning_task`, of a network and sequences that are objects.
 
     Args:
         settings: as there, without a `model`.
@@ -324,7 +590,6 @@ def fine_tuning_of(
         ids: tokens of sequences, one more than the network sees at a time (N, T + 1).
         adapters: which; the usual ones when None.
         names: of the network and of the text, for the words.
-        price_per_hour: of this device, in any currency.
         verify: also train for real, after the forecast.
         progress: called with (stage, done, total).
 
@@ -341,61 +606,45 @@ def fine_tuning_of(
         ...
         TypeError: network must be a jaxttp.models.Decoder with head='language_model'; got ...
     """
-    tell, adapters = progress or (lambda *_: None), adapters or LoraSettings()
-    _check(settings, price_per_hour, verify, given=True)
-    decoder = check_decoder(network, "network")
-    known = np.asarray(ids)
+    check_text_settings(settings, is_object=True)
+    decoder, known = check_decoder(network, "network"), np.asarray(ids)
     if known.ndim != 2 or known.shape[1] < 2:
         raise ValueError(f"ids must be tokens (N, T + 1), T of at least 1; got {known.shape}.")
-    task = split_task(
-        settings, decoder, known, adapters=adapters, tokens=known[:, 1:].size, name=names
-    )
-    return _foreseen(settings, task, adapters, price_per_hour, verify, tell)
+    return _forecast(settings, decoder, known, names, adapters, verify, progress)
 
 
-def _check(
-    settings: Settings, price_per_hour: float | None, verify: bool, *, given: bool = False
-) -> None:
-    """Refuse what is out of range before a network is read."""
-    check_text_settings(settings, given=given)
-    if price_per_hour is not None:
-        check_number("price_per_hour", price_per_hour, at_least=0.0)
-    remedy = "verify=True would train on the sample; leave one of the two out"
-    check_used("total_samples", settings.total_samples, not verify, remedy)
-
-
-def _foreseen(
-    settings: Settings, task: TextTask, adapters: LoraSettings, price_per_hour: float | None,
-    verify: bool, tell: Progress,
+def _forecast(
+    settings: Settings, network: Decoder, ids: np.ndarray, names: tuple[str, str],
+    adapters: LoraSettings | None, verify: bool, progress: Progress | None,
 ) -> FineTuning:  # fmt: skip
     """Forecast, time of a step, and the real training where that is asked for."""
+    tell, adapters = progress or (lambda *_: None), adapters or LoraSettings()
     total = settings.total_samples
+    remedy = "verify=True would train on the sample; leave one of the two out"
+    check_used("total_samples", total, not verify, remedy)
+    task = split_task(settings, network, ids, adapters=adapters, names=names)
     if total is not None and total < len(task.x):
         raise ValueError(
             f"total_samples={total} is fewer than the {len(task.x)} sequences of "
             "the text that train; it counts those of a corpus of which the text is a sample."
         )
     keys = jax.random.split(jax.random.key(settings.seed), 2)
-    optimizer, batch_size = make_optimizer(settings).transformation, settings.batch_size or 1
+    optimizer, batch_size = hyperparameters(settings).optimizer(), settings.batch_size or 1
     common = {"optimizer": optimizer, "batch_size": batch_size}
-    tell("following held gradients", 0, 1)
+    watched = {"x_watched": task.x_watched, "y_watched": task.y_watched, "steps": settings.steps}
+    tell("stale gradients", 0, 1)
     begun = time.perf_counter()
     found = held_forecast(
-        *task.model, task.x, task.y, x_watched=task.x_watched, y_watched=task.y_watched,
-        steps=settings.steps, key=keys[0], share=budget_share(settings), total_samples=total,
-        **common,
+        *task.model, task.x, task.y, key=keys[0], share=budget_share(settings),
+        total_samples=total, **watched, **common,
     )  # fmt: skip
     spent = time.perf_counter() - begun
     tell("timing a step", 0, 1)
-    clock = wall_clock(
-        *task.model, task.x, task.y, steps=found.read(settings.thresholds),
-        horizon=settings.steps, price_per_hour=price_per_hour, **common,
-    )  # fmt: skip
+    step_time = time_step(*task.model, task.x, task.y, loss="cross_entropy", **common)
     run = None
     if verify:
         run = train_watched(
-            task.model, task.x, task.y, task.x_watched, task.y_watched, steps=settings.steps,
-            key=keys[1],  # another draw of batches than the forecast's
-            progress=lambda i, n: tell("real training", i, n), **common,
+            task.model, task.x, task.y, key=keys[1],  # another draw of batches than the forecast's
+            progress=lambda i, n: tell("real training", i, n), **watched, **common,
         )  # fmt: skip
-    return FineTuning(settings, adapters, task, found, clock, spent, price_per_hour, run)
+    return FineTuning(settings, adapters, task, found, step_time, spent, run)

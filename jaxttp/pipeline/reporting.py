@@ -24,7 +24,7 @@ from jaxttp.ntk import (
 )
 from jaxttp.ntk.sharded import gathered, mesh_of
 from jaxttp.pipeline.settings import Settings, check_unused
-from jaxttp.pipeline.sweeping import TaskSweep, sweep_task
+from jaxttp.pipeline.sweeping import Choices, TaskSweep, sweep_task
 from jaxttp.pipeline.tasks import Task, build_task
 from jaxttp.pipeline.training_time import Forecast, forecast
 
@@ -70,9 +70,7 @@ class TaskSpectrum:
         """Plain values."""
         return {
             "task": self.task.description,
-            "settings": {
-                k: v for k, v in dataclasses.asdict(self.settings).items() if _is_plain(v)
-            },
+            "settings": dataclasses.asdict(self.settings),
             "values": self.values.tolist(),
             "residual": self.residual.tolist(),
             "labels": self.labels.tolist(),
@@ -82,10 +80,6 @@ class TaskSpectrum:
             "condition": self.condition,
             "max_learning_rate": self.max_learning_rate,
         }
-
-
-def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, (bool, int, float, str, tuple))
 
 
 def task_spectrum(
@@ -118,20 +112,18 @@ def task_spectrum(
     Source:
         TTP section 3 and Appendix D, with the alignment squared.
     """
-    task = build_task(settings) if task is None else task
+    tell, task = progress or (lambda *_: None), build_task(settings) if task is None else task
     apply_fn, params = task.model
     x = jax.tree.map(jnp.asarray, task.x)
     if kernel is None:
         check_unused(settings, ("sketch_dim",), "a spectrum is of the exact kernel")
-        if progress is not None:
-            progress("kernel", 0, 1)
+        tell("kernel", 0, 1)
         theta = gathered(empirical_ntk(apply_fn, params, x, mesh=mesh_of(settings.mesh)))
     else:
         theta = gathered(kernel)
     outputs = apply_fn(params, x)
     targets, loss = encode_targets(task.loss, task.y, outputs)
-    if progress is not None:
-        progress("eigenvalues", 0, 1)
+    tell("eigenvalues", 0, 1)
     system = eigendecomposition(theta)
     # For cross-entropy the residual is the softmax minus the labels.
     centred = targets - jnp.mean(targets, axis=0, keepdims=True)
@@ -171,17 +163,14 @@ class TaskReport:
     plot, _repr_html_, __repr__ = RESULT
 
     def settings_in_words(self) -> dict[str, str]:
-        """What was asked for, without what was left alone."""
-        settings = self.forecast.settings
-        given = dataclasses.asdict(settings)
-        if settings.trainable != "lora":
-            del given["rank"]
-        for name in ("thresholds", "target_loss", "target_error"):
-            given[name] = ", ".join(f"{e:g}" for e in given[name]) or None
-        for name in ("nesterov", "warmup"):
-            given[name] = given[name] or None
+        """What was asked for: the main settings, and those that are not as by default."""
+        settings, main = self.forecast.settings, ("data", "samples_per_class", "learning_rate")
+        values = {one.name: (getattr(settings, one.name), one.default)
+                  for one in dataclasses.fields(settings)}  # fmt: skip
         return {
-            name.replace("_", " "): str(value) for name, value in given.items() if value is not None
+            name.replace("_", " "): str(value)
+            for name, (value, default) in values.items()
+            if name in main or value != default
         }
 
     def to_json(self) -> dict[str, Any]:
@@ -228,7 +217,7 @@ def report_task(
         sketch_dim=None,
     )  # fmt: skip
     swept = sweep_task(
-        around, batch_sizes=(settings.batch_size,), schedules=(settings.schedule,),
+        around, Choices(batch_sizes=(settings.batch_size,), schedules=(settings.schedule,)),
         time_steps=False, **known,
     )  # fmt: skip
     return TaskReport(ahead, swept, task_spectrum(settings, **known), versions())

@@ -2,18 +2,14 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import Any
 
 import optax
 
 from jaxttp._core.checks import check_choice, check_integer, check_number, check_used
-from jaxttp.forecast.training_setup import (
-    SCHEDULES,
-    Hyperparameters,
-    schedule_name,
-)
-from jaxttp.losses.rule import Curves, Target, reach, targets_of
+from jaxttp.forecast.training_setup import SCHEDULES, Hyperparameters
+from jaxttp.losses.rule import Target, targets_of
 from jaxttp.ntk.sharded import mesh_of
 
 TRAINABLE = ("all", "head", "lora")
@@ -54,15 +50,24 @@ class DataSettings:
 
     def table_options(self) -> dict[str, Any]:
         """Keywords of `jaxttp.data.load_table` and `load_whole`."""
-        return {name: getattr(self, name) for name in TABLE_OPTIONS}
+        return self.pick(*TABLE_OPTIONS)
+
+    def pick(self, *names: str) -> dict[str, Any]:
+        """Some of the settings as keywords."""
+        return {name: getattr(self, name) for name in names}
 
 
 TABLE_OPTIONS = ("label", "fill", "drop_missing", "one_hot", "drop")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainingSettings(DataSettings):
-    """Data, loss and targets of a training run.
+class Settings(DataSettings):
+    """What to forecast, by names and numbers; data as in `DataSettings`.
+
+    Without a `model`, "digits" fine-tunes the shipped ResNet, pre-trained on the digits 0-4, on the
+    digits 5-9 (unless `classes` says others); other data train a small MLP from random weights. The
+    loss is "cross_entropy", "squared_error" or "binary_cross_entropy"; "squared_error" takes whole
+    numbers of a table of one's own for targets, the others one-hot rows of an NPZ for classes.
 
     Attributes:
         samples_per_class: samples of each class; None for all. Regression takes all samples.
@@ -72,46 +77,11 @@ class TrainingSettings(DataSettings):
         thresholds: fractions of the loss's decrease that define training times.
         target_loss: losses to get below, beside the thresholds.
         target_error: likewise errors (fractions misclassified).
-
-    Raises:
-        ValueError: no samples, no steps, a target that nothing can be below.
-    """
-
-    samples_per_class: int | None = 30
-    classes: tuple[int, ...] | int | None = None
-    loss: str | None = None
-    steps: int = 150
-    thresholds: tuple[float, ...] = (0.01, 0.1, 0.4)
-    target_loss: tuple[float, ...] = ()
-    target_error: tuple[float, ...] = ()
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_integer("steps", self.steps, at_least=1)
-        if self.samples_per_class is not None:
-            check_integer("samples_per_class", self.samples_per_class, at_least=1)
-        self.targets()  # refuses what nothing can be below
-
-    def targets(self) -> tuple[Target, ...]:
-        """The losses and errors aimed at, losses first."""
-        return targets_of(self.target_loss, self.target_error)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings(TrainingSettings):
-    """What to forecast, by names and numbers; the rest as in `DataSettings`, `TrainingSettings`.
-
-    Without a `model`, "digits" fine-tunes the shipped ResNet, pre-trained on the digits 0-4, on the
-    digits 5-9 (unless `classes` says others); other data train a small MLP from random weights. The
-    loss is "cross_entropy", "squared_error" or "binary_cross_entropy"; "squared_error" takes whole
-    numbers of a table of one's own for targets, the others one-hot rows of an NPZ for classes.
-
-    Attributes:
         learning_rate: eta > 0, the schedule's largest value.
         momentum: heavy-ball, in [0, 1); of "sgd".
         batch_size: samples a step; None for all of them.
         relinearize: kernels built after the first, or "auto" for as many as it takes.
-        budget: what a forecast may cost, as a share of the training by count; "auto" for a tenth,
+        budget: what a forecast may cost, as a fraction of the training's FLOPs; "auto" for 10 %,
             and a minute or two in any case.
         total_samples: how many samples training will see, of which those drawn are a part; None for
             those drawn.
@@ -130,18 +100,28 @@ class Settings(TrainingSettings):
         rank: of the adapters.
         split: a part of the data set, see `jaxttp.data.load_dataset`.
         folder: of the image files, likewise.
-        optimizer: "sgd" (gradient descent), "adamw" or "adam", as `make_optimizer` makes them.
+        optimizer: "sgd" (gradient descent), "adamw" or "adam", see `hyperparameters`.
         weight_decay: of "sgd" (added to the gradient) and of "adamw" (decoupled); None for 0 and
             0.01, as in PyTorch.
         nesterov: whether the momentum of "sgd" is Nesterov's.
         schedule: of the learning rate, by a name of `jaxttp.forecast.training_setup.SCHEDULES`.
         warmup: first steps in which the rate rises linearly from 0, and the schedule begins after
-            them; 0 for none, or for a tenth of the horizon with "warmup_cosine".
+            them; 0 for none, or for 10 % of the horizon with "warmup_cosine".
         metric: which curve the thresholds are about, "loss" or "error".
         mesh: devices over which the rows of kernels are computed, a number or "all"; None for one.
             It changes where numbers are computed, and them by rounding alone.
+
+    Raises:
+        ValueError: no samples, no steps, a target that nothing can be below.
     """
 
+    samples_per_class: int | None = 30
+    classes: tuple[int, ...] | int | None = None
+    loss: str | None = None
+    steps: int = 150
+    thresholds: tuple[float, ...] = (0.01, 0.1, 0.4)
+    target_loss: tuple[float, ...] = ()
+    target_error: tuple[float, ...] = ()
     learning_rate: float = 0.005
     momentum: float = 0.0
     batch_size: int | None = None
@@ -166,6 +146,17 @@ class Settings(TrainingSettings):
     warmup: int = 0
     metric: str = "loss"
     mesh: int | str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_integer("steps", self.steps, at_least=1)
+        if self.samples_per_class is not None:
+            check_integer("samples_per_class", self.samples_per_class, at_least=1)
+        self.targets()  # refuses what nothing can be below
+
+    def targets(self) -> tuple[Target, ...]:
+        """The losses and errors aimed at, losses first."""
+        return targets_of(self.target_loss, self.target_error)
 
 
 def check_training(settings: Settings) -> None:
@@ -226,6 +217,10 @@ ALL = "all-linear"
 class LoraSettings:
     """Which adapters.
 
+    Example:
+        >>> print(LoraSettings(8, 16.0))
+        LoRA r=8, α=16 on all-linear
+
     Attributes:
         rank: r.
         alpha: α; the rank when None.
@@ -257,176 +252,33 @@ class LoraSettings:
             >>> LoraSettings.read("r=8,alpha=16,modules=q_proj+v_proj")
             LoraSettings(rank=8, alpha=16.0, modules=('q_proj', 'v_proj'), rslora=False)
         """
-        example = "; give such as r=8,alpha=16,modules=q_proj+v_proj."
-        given: dict[str, str] = {}
-        for part in text.split(","):
-            key, equals, value = (one.strip() for one in part.partition("="))
-            if not equals or key not in KEYS:
-                raise ValueError(f"lora={text!r}: {part.strip()!r} is none of {', '.join(KEYS)}, "
-                                 f"each with = and a value{example}")  # fmt: skip
-            if key in given or not value:
-                what = "stands twice" if key in given else "has no value"
-                raise ValueError(f"lora={text!r}: {key} {what}{example}")
-            given[key] = value
+        pairs = [part.replace(" ", "").split("=") for part in text.split(",")]
+        values = {key: value for key, value in (pair for pair in pairs if len(pair) == 2) if value}
+        if len(values) < len(pairs) or not set(values) <= set(KEYS):
+            raise ValueError(
+                f"lora={text!r} must give each of {', '.join(KEYS)} at most once, with = and a "
+                "value, such as r=8,alpha=16,modules=q_proj+v_proj."
+            )
         try:
-            rank = int(given.get("r", cls.rank))
-            alpha = float(given["alpha"]) if "alpha" in given else None
+            rank = int(values.get("r", cls.rank))
+            alpha = float(values["alpha"]) if "alpha" in values else None
         except ValueError as problem:
-            raise ValueError(f"lora={text!r}: {problem}{example}") from problem
-        root = given.get("rslora", "no")
-        if root not in ("yes", "no"):
-            raise ValueError(f"lora={text!r}: rslora must be yes or no{example}")
-        modules = given.get("modules", ALL)
-        several = modules if modules == ALL else tuple(modules.split("+"))
-        return cls(rank, alpha, several, root == "yes")
+            raise ValueError(f"lora={text!r}: {problem}.") from problem
+        rslora = check_choice("rslora", values.get("rslora", "no"), ("yes", "no")) == "yes"
+        modules = values.get("modules", ALL)
+        return cls(rank, alpha, modules if modules == ALL else tuple(modules.split("+")), rslora)
 
-    def words(self) -> str:
-        """In words.
-
-        Example:
-            >>> LoraSettings(8, 16.0).words()
-            'LoRA r=8, α=16 on all-linear'
-        """
+    def __str__(self) -> str:
         alpha = self.rank if self.alpha is None else self.alpha
         named = self.modules if isinstance(self.modules, str) else ", ".join(self.modules)
         root = ", α/√r" if self.rslora else ""
         return f"LoRA r={self.rank}, α={alpha:g}{root} on {named}"
 
 
-class Arrival(NamedTuple):
-    """When one target is reached.
-
-    Attributes:
-        metric: "loss" or "error".
-        value: what it is to get below.
-        steps: predicted, -1 for never.
-        seconds: predicted; None for never, or where no step was timed.
-        real_steps: of the real training; None without one, -1 for never.
-        real_seconds: likewise.
-        unsure: by how many steps the forecast may be off, where it says so.
-    """
-
-    metric: str
-    value: float
-    steps: int
-    seconds: float | None = None
-    real_steps: int | None = None
-    real_seconds: float | None = None
-    unsure: int | None = None
-
-    @property
-    def words(self) -> str:
-        """The target in words."""
-        return Target(self.value, self.metric).words()
-
-
-def arrivals(
-    targets: Iterable[Target],
-    found: Any,
-    *,
-    reached: bool,
-    step_seconds: float | None,
-    run: Any = None,
-) -> tuple[Arrival, ...]:
-    """When every target is reached.
-
-    Args:
-        targets: losses and errors to get below, as `TrainingSettings.targets` finds them.
-        found: a forecast with curves `loss` and, where there are target errors, `error`; its
-            `targets_uncertainty`, where it has one, is said.
-        reached: False where nothing counts as reached, since the forecast diverges.
-        step_seconds: of one step, or None.
-        run: the real training beside it, a `jaxttp.TrainingRun`, or None.
-
-    Returns:
-        One `Arrival` a target.
-
-    Example:
-        >>> from jaxttp.losses.rule import Curves
-        >>> arrivals([Target(0.3)], Curves([1.0, 0.5, 0.2]), reached=True, step_seconds=0.5)[0][:4]
-        ('loss', 0.3, 2, 1.0)
-    """
-    targets = tuple(targets)
-    curves = Curves(found.loss, getattr(found, "error", None))
-    ahead = reach(curves, targets, reached=reached)
-    real = {} if run is None else run.reach(targets)
-    each = None if run is None else run.seconds / (len(run.loss) - 1)
-    unsure = getattr(found, "targets_uncertainty", {})
-    return tuple(
-        Arrival(
-            one.metric, one.value, step, _seconds(step, step_seconds), real.get(one),
-            _seconds(real.get(one), each), unsure.get(one),
-        )
-        for one, step in ahead.items()
-    )  # fmt: skip
-
-
-def reached_seconds(steps: Mapping[float, int], each: float) -> dict[float, float]:
-    """Seconds to every threshold that is reached.
-
-    Args:
-        steps: by threshold, -1 for never.
-        each: seconds of a step.
-
-    Example:
-        >>> reached_seconds({0.1: 4, 0.01: -1}, 0.5)
-        {0.1: 2.0}
-    """
-    return {threshold: step * each for threshold, step in steps.items() if step >= 0}
-
-
-def _seconds(steps: int | None, each: float | None) -> float | None:
-    return None if each is None or steps is None or steps < 0 else steps * each
-
-
-class OptimizerChoice(NamedTuple):
-    """One optimiser, as the several doors want it.
-
-    Attributes:
-        transformation: for `jaxttp.train` and `jaxttp.training.time_step`.
-        keywords: for `jaxttp.predict_training_time`: rate and momentum where it is gradient descent
-            at a constant rate, which needs no probing, else ``optimizer=transformation``.
-    """
-
-    transformation: optax.GradientTransformation
-    keywords: dict[str, Any]
-
-
-def make_optimizer(settings: Settings) -> OptimizerChoice:
-    """The optimiser that settings name.
-
-    The rates of its schedule are those of `jaxttp.Hyperparameters.rates`, as in sweeps.
-
-    Args:
-        settings: whose optimiser, rate, momentum, weight decay, schedule and horizon count.
-
-    Returns:
-        An `OptimizerChoice`.
-
-    Raises:
-        ValueError: as `check_training`.
-
-    Example:
-        >>> make_optimizer(Settings(learning_rate=0.1)).keywords
-        {'learning_rate': 0.1, 'momentum': 0.0}
-        >>> sorted(make_optimizer(Settings(optimizer="adamw")).keywords)
-        ['optimizer']
-
-    Source:
-        "sgd" as in PyTorch: the decay is added to the gradient, before the momentum. AdamW as in
-        Loshchilov and Hutter 2019.
-    """
-    check_training(settings)
-    one = hyperparameters(settings)
-    made = one.optimizer()
-    keywords: dict[str, Any] = {"optimizer": made}
-    if one.schedule == "constant" and one.is_heavy_ball:
-        keywords = {"learning_rate": one.learning_rate, "momentum": one.momentum}
-    return OptimizerChoice(made, keywords)
-
-
 def hyperparameters(settings: Settings) -> Hyperparameters:
     """Algorithm, rate, momentum, schedule, batches and horizon of settings, as sweeps have them.
+
+    Its `optimizer()` is the optax transformation that forecast, training and timing take.
 
     Args:
         settings: which; their loss is left out, since it may depend on the data.
@@ -440,6 +292,10 @@ def hyperparameters(settings: Settings) -> Hyperparameters:
     Example:
         >>> hyperparameters(Settings(learning_rate=0.1, warmup=2, steps=4)).rates().round(3)
         array([0.  , 0.05, 0.1 , 0.1 ])
+
+    Source:
+        "sgd" as in PyTorch: the decay is added to the gradient, before the momentum. AdamW as in
+        Loshchilov and Hutter 2019.
     """
     schedule = warmed(settings.schedule, settings.warmup, settings.steps)
     return Hyperparameters(
@@ -476,26 +332,3 @@ def warmed(name: str, warmup: int, steps: int) -> Any:
 
     schedule.__name__ = f"{rest}, warm-up {warmup}"
     return schedule
-
-
-def training_words(settings: Settings) -> str:
-    """Optimiser, rate, momentum, schedule and batches in words; what is not there is left out.
-
-    Args:
-        settings: which.
-
-    Example:
-        >>> training_words(Settings(schedule="cosine", warmup=20, momentum=0.9, batch_size=16))
-        'learning rate 0.005, momentum 0.9, cosine, warm-up 20, batch 16'
-    """
-    parts: Sequence[str | None] = (
-        None if settings.optimizer == "sgd" else settings.optimizer,
-        f"learning rate {settings.learning_rate:g}",
-        f"momentum {settings.momentum:g}" if settings.momentum else None,
-        "Nesterov" if settings.nesterov else None,
-        f"weight decay {settings.weight_decay:g}" if settings.weight_decay is not None else None,
-        None if settings.schedule == "constant" and not settings.warmup
-        else schedule_name(warmed(settings.schedule, settings.warmup, settings.steps)),
-        f"batch {settings.batch_size}" if settings.batch_size else None,
-    )  # fmt: skip
-    return ", ".join(filter(None, parts))

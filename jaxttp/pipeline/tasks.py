@@ -13,7 +13,6 @@ from jaxttp._core.checks import check_choice, check_integer, check_number
 from jaxttp._core.types import Model
 from jaxttp.adapters import from_nnx
 from jaxttp.data import (
-    Columns,
     Dataset,
     Preprocessing,
     dataset_names,
@@ -71,8 +70,6 @@ class Task:
         description: all of it in words.
         note: of a table, which column holds the labels, what became of missing values and words,
             how many rows were left out, and how they come in; None of other data.
-        columns: of a table, its means, deviations and fills, with which `Columns.prepare` makes
-            inputs of new rows; None of other data.
     """
 
     model: Model
@@ -81,7 +78,6 @@ class Task:
     loss: str
     description: str
     note: str | None = None
-    columns: Columns | None = None
 
     def __str__(self) -> str:
         return "\n".join(filter(None, (self.description, self.note)))
@@ -101,7 +97,8 @@ def build_task(settings: Settings) -> Task:
 
     Raises:
         ValueError: unknown names, too few samples or classes, a loss that does not fit the data,
-            weights that are not there or do not fit, options of a `model` without one.
+            weights that do not fit, options of a `model` without one.
+        FileNotFoundError: no such weights, or a folder that lacks a file.
         ImportError: the data need the extra `datasets`.
 
     Example:
@@ -110,11 +107,6 @@ def build_task(settings: Settings) -> Task:
         ((10, 8, 8, 1), 4)
     """
     _check_names(settings)
-    if settings.hidden is not None:
-        if settings.model is not None or settings.data == "digits":
-            check_unused(settings, ("hidden",), "it is that of the MLP for data without a model")
-        for width in settings.hidden:
-            check_integer("hidden", width, at_least=1)
     check_training(settings)
     check_choice("trainable", settings.trainable, TRAINABLE)
     if settings.trainable != "lora":
@@ -123,8 +115,6 @@ def build_task(settings: Settings) -> Task:
     samples_key, weights_key = jax.random.split(jax.random.key(settings.seed))
     dataset, note = _samples(settings, samples_key)
     loss, outputs = _loss_and_outputs(settings, dataset)
-    if dataset.num_classes is None:
-        check_unused(settings, ("samples_per_class",), REGRESSION)
     network, words = _untrained_network(settings, dataset, outputs, weights_key)
     model = from_nnx(network)
     if settings.trainable == "head":
@@ -133,19 +123,22 @@ def build_task(settings: Settings) -> Task:
         model = lora(model, rank=settings.rank, key=jax.random.fold_in(weights_key, 1))
         words += f", adapters of rank {settings.rank} alone trained"
     description = f"{words}, {len(dataset)} samples, {loss}"
-    return Task(model, dataset.x, dataset.y, loss, description, note, dataset.columns)
+    return Task(model, dataset.x, dataset.y, loss, description, note)
 
 
 def _check_names(settings: Settings) -> None:
     """Refuse names that are not known, and options without the model that they are for."""
     if not (settings.data.startswith("tfds:") or is_table(settings.data)):
         check_choice("data", settings.data, dataset_names())
+    for width in settings.hidden or ():
+        check_integer("hidden", width, at_least=1)
     if is_language_folder(settings.model):
         check_unused(settings, _FOR_IMAGES, f"{settings.model} is a language model")
         return
-    check_unused(
-        settings, ("max_length",), "it cuts texts for a language model, model=FOLDER (--model)"
-    )
+    words = "it cuts texts for a language model, model=FOLDER (--model)"
+    check_unused(settings, ("max_length",), words)
+    if settings.model is not None or settings.data == "digits":
+        check_unused(settings, ("hidden",), "it is that of the MLP for data without a model")
     if settings.model is not None:
         remedy = "Or a folder on this machine with a language model."
         check_choice("model", settings.model, model_names(), remedy=remedy)
@@ -171,76 +164,61 @@ def is_language_folder(model: str | None) -> TypeGuard[str]:
 
 def _samples(settings: Settings, key: Array) -> tuple[Dataset, str | None]:
     """The samples, and a note on what a table holds, and what of it was left out."""
+    preprocessing = _preprocessing(settings)
     if is_language_folder(settings.model):
-        return _selected(settings, _texts(settings, settings.model), key)
-    pretrained = settings.data == "digits" and settings.model is None
-    options: dict[str, Any] = {
-        "split": settings.split,
-        "folder": settings.folder,
-        "preprocessing": _preprocessing(settings),
-    }
+        tokenizer = load_tokenizer(settings.model)
+        whole = load_texts(settings.data, tokenizer, max_length=settings.max_length)
+        return _selected(settings, whole, key)
     if is_table(settings.data):
-        return _own_samples(settings, options, key)
+        words = f"it is for images, and {settings.data} is a table"
+        check_unused(settings, ("split", "folder"), words)
+        targets = _TARGETS.get(settings.loss or "")
+        whole = load_table(settings.data, targets=targets, **settings.table_options())
+        found, note = _selected(settings, whole, key)
+        return (found if preprocessing is None else _images(found, preprocessing)), note
     check_unused(settings, TABLE_OPTIONS, "it is for a CSV of your own")
+    options: dict[str, Any] = {
+        "split": settings.split, "folder": settings.folder, "preprocessing": preprocessing,
+    }  # fmt: skip
     if settings.data == "diabetes":
-        if settings.classes is not None:
-            raise ValueError(f"classes={settings.classes!r}: diabetes is a regression.")
-        return load_dataset(settings.data, **options), None
-    default = (5, 6, 7, 8, 9) if pretrained else None
+        return _selected(settings, load_dataset("diabetes", **options), key)[0], None
+    is_pretrained = settings.data == "digits" and settings.model is None
+    default = (5, 6, 7, 8, 9) if is_pretrained else None
     classes = default if settings.classes is None else settings.classes
     per_class = settings.samples_per_class
     found = load_dataset(settings.data, classes=classes, per_class=per_class, key=key, **options)
     return found, None
 
 
-def _own_samples(
-    settings: Settings, options: dict[str, Any], key: Array
-) -> tuple[Dataset, str | None]:
-    """Those of a table, or of arrays of images, which are preprocessed as others are."""
-    preprocessing = options["preprocessing"]
-    check_unused(settings, ("split", "folder"), f"it is for images, and {settings.data} is a table")
-    dataset = load_table(
-        settings.data, targets=_TARGETS.get(settings.loss or ""),
-        **settings.table_options(),
-    )  # fmt: skip
-    found, note = _selected(settings, dataset, key)
-    if preprocessing is None:
-        return found, note
-    x = found.x[..., None] if found.x.ndim == 3 else found.x
+def _images(dataset: Dataset, preprocessing: Preprocessing) -> Dataset:
+    """Arrays of images of one's own, preprocessed as those of data sets are."""
+    x = dataset.x[..., None] if dataset.x.ndim == 3 else dataset.x
     if x.ndim != 4 or x.shape[3] not in (1, 3) or x.min() < 0 or x.max() > 1:
         raise ValueError(
-            f"model={settings.model!r} takes images: an NPZ with x (N, H, W) or (N, H, W, C), of 1 "
-            "or 3 channels, in [0, 1] or uint8. Of other data leave the model out (an MLP); "
+            "model takes images: an NPZ with x (N, H, W) or (N, H, W, C), of 1 or 3 channels, in "
+            "[0, 1] or uint8. Of other data leave the model out (an MLP); "
             f"{dataset.name} has x {dataset.x.shape} from {x.min():g} to {x.max():g}."
         )
-    return preprocess(dataclasses.replace(found, x=x), preprocessing), note
+    return preprocess(dataclasses.replace(dataset, x=x), preprocessing)
 
 
-def _texts(settings: Settings, folder: str) -> Dataset:
-    """The texts of a CSV as tokens of a language model."""
-    try:
-        tokenizer = load_tokenizer(folder)
-    except FileNotFoundError as problem:
-        raise ValueError(f"model: {problem}") from problem
-    return load_texts(settings.data, tokenizer, max_length=settings.max_length)
-
-
-def _selected(settings: Settings, dataset: Dataset, key: Array) -> tuple[Dataset, str | None]:
-    """Rows of a file of one's own, and a note on what was left out."""
-    known = dataset.description
+def _selected(settings: Settings, dataset: Dataset, key: Array) -> tuple[Dataset, str]:
+    """Rows of a whole data set, and a note on what was left out."""
+    note = dataset.description
     if dataset.num_classes is None:
         if settings.classes is not None:
             raise ValueError(f"classes={settings.classes!r}: {dataset.name} is a regression.")
-        return dataset, known
+        check_unused(settings, ("samples_per_class",), REGRESSION)
+        return dataset, note
     each, chosen = settings.samples_per_class, {"classes": settings.classes, "key": key}
     found = select(dataset, per_class=each, fewer=True, **chosen)
     whole = len(dataset) if settings.classes is None else len(select(dataset, **chosen))
-    if len(found) == whole:
-        return found, known
-    words = (
-        f"{len(found)} of {whole} rows: at most {each} a class; --samples-per-class all keeps them"
-    )
-    return found, f"{known} {words}"
+    if len(found) < whole:
+        note += (
+            f" {len(found)} of {whole} rows: at most {each} a class; --samples-per-class all keeps "
+            "them"
+        )
+    return found, note
 
 
 def _preprocessing(settings: Settings) -> Preprocessing | None:
@@ -283,10 +261,7 @@ def _untrained_network(
     scale = settings.head_scale
     name = settings.model
     if is_language_folder(name):
-        try:
-            network = load_transformer(name, outputs=outputs, key=key, head_scale=scale)
-        except FileNotFoundError as problem:
-            raise ValueError(f"model: {problem}") from problem
+        network = load_transformer(name, outputs=outputs, key=key, head_scale=scale)
         # What a transformed program cannot see is looked at before anything is computed.
         jax.eval_shape(lambda: network(dataset.x["ids"], dataset.x["mask"]))
         length = dataset.x["ids"].shape[1]
@@ -297,10 +272,7 @@ def _untrained_network(
         size = dataset.x.shape[1]
         network = make_model(name, outputs, image_size=size, head_scale=scale, rngs=rngs)
         if settings.weights is not None:
-            try:
-                network = load_weights(network, settings.weights, head=False)
-            except FileNotFoundError as problem:
-                raise ValueError(f"weights: {problem}") from problem
+            network = load_weights(network, settings.weights, head=False)
             origin = f"with the weights of {Path(settings.weights).name} and a fresh head"
         else:
             if MODELS[name].family != "vit":

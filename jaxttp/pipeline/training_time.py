@@ -1,8 +1,7 @@
 """A forecast in steps and seconds from the name of a task, with the real training beside it."""
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -12,16 +11,31 @@ from jaxttp._core.process import versions
 from jaxttp._core.results import RESULT, plain_numbers
 from jaxttp._core.types import Progress, take
 from jaxttp.forecast import Prediction, predict_training_time
+from jaxttp.losses.rule import Target
 from jaxttp.ntk.sharded import mesh_of
-from jaxttp.pipeline.settings import (
-    Arrival,
-    Settings,
-    arrivals,
-    make_optimizer,
-    reached_seconds,
-)
+from jaxttp.pipeline.settings import Settings, hyperparameters
 from jaxttp.pipeline.tasks import Task, build_task
 from jaxttp.training import StepTime, TrainingRun, time_step, train
+
+
+class Arrival(NamedTuple):
+    """When one threshold or target is reached.
+
+    Attributes:
+        words: what is reached, "10 % of its drop" or "loss below 0.3".
+        steps: predicted, -1 for never.
+        seconds: predicted; None for never.
+        unsure: by how many steps the forecast may be off, where it says so.
+        real_steps: of the real training; None without one, -1 for never.
+        real_seconds: likewise (no compilation, no evaluation); None for never, too.
+    """
+
+    words: str
+    steps: int
+    seconds: float | None
+    unsure: int | None
+    real_steps: int | None
+    real_seconds: float | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,47 +59,55 @@ class Forecast:
     plot, _repr_html_, __repr__ = RESULT
 
     @property
-    def seconds(self) -> dict[float, float]:
-        """Predicted seconds for every threshold that is reached."""
-        return reached_seconds(self.prediction.steps, self.step_time.seconds)
+    def arrivals(self) -> dict[float | Target, Arrival]:
+        """When every threshold and target of the prediction is reached, forecast and real.
 
-    @property
-    def real_steps(self) -> dict[float, int] | None:
-        """Real training times in steps, by the same rule; None without a real run.
-
-        All are -1 where the real run diverged, which a forecast need not foresee.
+        A real run that diverged, which a forecast need not foresee, reaches nothing.
         """
-        if self.run is None:
-            return None
-        found = self.prediction
-        return self.run.read(tuple(found.steps), rule=found.rule, metric=found.metric)
+        found, run = self.prediction, self.run
+        unsure = {**(found.steps_uncertainty or {}), **found.targets_uncertainty}
+        real: dict[Any, int] = {}
+        step_seconds = 0.0
+        if run is not None:
+            real |= run.read(tuple(found.steps), rule=found.rule, metric=found.metric)
+            real |= run.reach(found.targets)
+            step_seconds = run.seconds / found.horizon
 
-    @property
-    def real_seconds(self) -> dict[float, float] | None:
-        """Seconds the real run took to get there (no compilation, no evaluation)."""
-        real = self.real_steps
-        if real is None or self.run is None:
-            return None
-        return reached_seconds(real, self.run.seconds / self.prediction.horizon)
+        def seconds(steps: int | None, each: float) -> float | None:
+            return None if steps is None or steps < 0 else steps * each
 
-    @property
-    def targets(self) -> tuple[Arrival, ...]:
-        """When the losses and errors that the settings aim at are reached, forecast and real."""
-        return arrivals(
-            self.settings.targets(), self.prediction, reached=self.prediction.stable,
-            step_seconds=self.step_time.seconds, run=self.run,
-        )  # fmt: skip
+        return {
+            goal: Arrival(
+                goal.words() if isinstance(goal, Target) else f"{100 * goal:g} % of its drop",
+                steps, seconds(steps, self.step_time.seconds), unsure.get(goal), real.get(goal),
+                seconds(real.get(goal), step_seconds),
+            )
+            for goal, steps in {**found.steps, **found.targets}.items()
+        }  # fmt: skip
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; thresholds become strings, seconds have an entry "horizon" too.
 
         Losses of a real run that diverged are None where they are not finite.
         """
-        prediction = self.prediction
-        cost = dataclasses.asdict(prediction.cost)
+        prediction, run, arrivals = self.prediction, self.run, self.arrivals
         asked = dataclasses.asdict(self.settings) | {"loss": self.task.loss}
-        out: dict[str, Any] = {
-            "steps": _keys(prediction.steps),
+
+        def by_threshold(field: str) -> dict[str, Any]:
+            values = {repr(e): getattr(arrivals[e], field) for e in prediction.steps}
+            return {e: value for e, value in values.items() if value is not None}
+
+        real = None
+        if run is not None:
+            real = {
+                "steps": by_threshold("real_steps"),
+                "loss": plain_numbers(run.loss),
+                "error": plain_numbers(run.error),
+                "seconds": by_threshold("real_seconds") | {"horizon": run.seconds},
+            }
+        each = self.step_time.seconds
+        return {
+            "steps": by_threshold("steps"),
             "horizon": prediction.horizon,
             "loss": plain_numbers(prediction.loss),
             "error": plain_numbers(prediction.error),
@@ -96,29 +118,19 @@ class Forecast:
             "plan": prediction.plan,
             "rule": prediction.rule,
             "metric": prediction.metric,
-            "targets": [one._asdict() for one in self.targets],
+            "targets": [
+                {"metric": goal.metric, "value": goal.value, **arrivals[goal]._asdict()}
+                for goal in prediction.targets
+            ],
             "dynamics": prediction.dynamics,
-            "seconds": _keys(self.seconds)
-            | {"horizon": prediction.horizon * self.step_time.seconds},
-            "step_seconds": self.step_time.seconds,
-            "cost": cost,
+            "seconds": by_threshold("seconds") | {"horizon": prediction.horizon * each},
+            "step_seconds": each,
+            "cost": dataclasses.asdict(prediction.cost),
             "task": self.task.description,
             "note": self.task.note,
             "versions": versions(),
-            "verified": None,
+            "verified": real,
         }
-        if self.run is not None:
-            out["verified"] = {
-                "steps": _keys(self.real_steps or {}),
-                "loss": plain_numbers(self.run.loss),
-                "error": plain_numbers(self.run.error),
-                "seconds": _keys(self.real_seconds or {}) | {"horizon": self.run.seconds},
-            }
-        return out
-
-
-def _keys(values: Mapping[float, Any]) -> dict[str, Any]:
-    return {repr(threshold): value for threshold, value in values.items()}
 
 
 def forecast(
@@ -149,47 +161,34 @@ def forecast(
         check_used("total_samples", settings.total_samples, not verify, remedy)
     task = build_task(settings)
     keys = jax.random.split(jax.random.key(settings.seed), 2)
-    batch_size, trainer = settings.batch_size, make_optimizer(settings)
+    batch_size, chosen = settings.batch_size, hyperparameters(settings)
     total = settings.total_samples or len(task.y)
     # A step is of a batch; of all samples, which may not fit into memory, it takes them all.
     rows = np.arange(min(total, batch_size or total)) % len(task.y)
     step: dict[str, Any] = {
-        "loss": task.loss, "optimizer": trainer.transformation, "batch_size": batch_size
+        "loss": task.loss, "optimizer": chosen.optimizer(), "batch_size": batch_size
     }  # fmt: skip
     x, y = take(task.x, rows), task.y[rows]
+    options = settings.pick(
+        "steps", "thresholds", "metric", "target_loss", "target_error", "relinearize", "sketch_dim",
+        "budget", "total_samples",
+    )  # fmt: skip
+    options |= step
+    # Gradient descent at a constant rate is named by its numbers: nothing has to be probed then.
+    if chosen.schedule == "constant" and chosen.is_heavy_ball:
+        options |= settings.pick("learning_rate", "momentum") | {"optimizer": None}
     prediction = predict_training_time(
-        *task.model,
-        task.x,
-        task.y,
-        loss=task.loss,
-        **trainer.keywords,
-        steps=settings.steps,
-        thresholds=settings.thresholds,
-        metric=settings.metric,
-        target_loss=settings.target_loss,
-        target_error=settings.target_error,
-        relinearize=settings.relinearize,
-        sketch_dim=settings.sketch_dim,
-        budget=settings.budget,
-        total_samples=settings.total_samples,
-        key=keys[0],
-        batch_size=batch_size,
-        mesh=mesh_of(settings.mesh),
+        *task.model, task.x, task.y, **options, key=keys[0], mesh=mesh_of(settings.mesh),
         progress=progress,
-    )
+    )  # fmt: skip
     if progress is not None:
         progress("timing a step", 0, 1)
     step_time = time_step(*task.model, x, y, **step)
     run = None
     if verify and prediction.stable:
         report = None if progress is None else lambda i, n: progress("real training", i, n)
+        # Another draw of batches than the forecast's: those of a training run are not known before.
         run = train(
-            *task.model,
-            task.x,
-            task.y,
-            **step,
-            steps=settings.steps,
-            key=keys[1],  # another draw of batches than the forecast's: nobody knows those ahead
-            progress=report,
+            *task.model, task.x, task.y, **step, steps=settings.steps, key=keys[1], progress=report
         )
     return Forecast(settings, task, prediction, step_time, run)

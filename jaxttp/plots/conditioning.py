@@ -11,10 +11,19 @@ from jaxttp.conditioning import (
     ConditionSweep,
     RankSensitivity,
     Tracker,
-    rank_sensitivity,
 )
-from jaxttp.pipeline import Conditioning, TrackedRun
-from jaxttp.plots._style import CYCLE, GREY, OTHER, PREDICTED, REAL, figure_of, panels, positive
+from jaxttp.pipeline import Conditioning
+from jaxttp.plots._style import (
+    CYCLE,
+    GREY,
+    OTHER,
+    PREDICTED,
+    REAL,
+    band,
+    figure_of,
+    panels,
+    positive,
+)
 
 LABELS = {
     "depth": "depth (weight matrices)",
@@ -30,13 +39,8 @@ def plot_spectrum(axes: Axes, result: ConditionNumber) -> None:
     Args:
         axes: where to draw.
         result: with all eigenvalues.
-
-    Raises:
-        ValueError: a result without eigenvalues.
     """
-    if result.eigenvalues is None or result.rank is None:
-        raise ValueError(f"a {result.kind!r} result knows no spectrum to draw.")
-    values, rank = np.asarray(result.eigenvalues), int(result.rank)
+    values, rank = np.asarray(result.eigenvalues), int(result.rank or 0)
     axes.semilogy(np.arange(1, len(values) + 1), positive(values), color=PREDICTED, lw=1.8)
     if rank > 0:
         words = f"smallest that counts, rank {rank}"
@@ -87,12 +91,11 @@ def plot_conditioning(result: Conditioning) -> Figure:
     Source:
         GNC Appendix C, Figure 9.
     """
-    condition = result.condition
-    if condition.eigenvalues is None:
-        return plot_condition_number(condition)
+    if result.sensitivity is None:
+        return plot_condition_number(result.condition)
     figure, (left, right) = panels(2, title=result.description)
-    plot_spectrum(left, condition)
-    plot_rank_sensitivity(right, rank_sensitivity(condition))
+    plot_spectrum(left, result.condition)
+    plot_rank_sensitivity(right, result.sensitivity)
     for (name, bound), style in zip(result.bounds.items(), ("--", ":"), strict=False):
         if np.isfinite(bound):
             right.axhline(bound, color=OTHER, ls=style, label=f"bound, {name}: {bound:.3g}")
@@ -128,8 +131,7 @@ def plot_draws(
     x, shown = np.asarray(x, float)[known], shown[known]
     axes.plot(x, np.nanmedian(shown, axis=1), color=color, ls=style, marker="o", ms=4, label=label)
     if shown.shape[1] > 1:
-        low, high = np.nanmin(shown, axis=1), np.nanmax(shown, axis=1)
-        axes.fill_between(x, low, high, color=color, alpha=0.18, lw=0)
+        band(axes, x, np.nanmin(shown, axis=1), np.nanmax(shown, axis=1), None, color)
 
 
 @figure_of
@@ -140,22 +142,18 @@ def plot_condition_sweep(result: ConditionSweep, *, title: str = "") -> Figure:
         GNC Figures 2, 3, 5, 6, 20, 22, 23.
     """
     figure, (axes,) = panels(title=title)
-    curves = [("condition number", result.condition, PREDICTED, "-")]
-    curves.append(("bound" if result.maximum is None else "convex bound", result.bound, REAL, "--"))
-    if result.maximum is not None:
-        curves.append(("maximum bound", result.maximum, OTHER, ":"))
-    for label, table, color, style in curves:
-        plot_draws(axes, result.values, table, label=label, color=color, style=style)
+    bound = "bound" if result.maximum is None else "convex bound"
+    for label, table, color, style in (
+        ("condition number", result.condition, PREDICTED, "-"),
+        (bound, result.bound, REAL, "--"),
+        ("maximum bound", result.maximum, OTHER, ":"),
+    ):
+        if table is not None:
+            plot_draws(axes, result.values, table, label=label, color=color, style=style)
     axes.set(xlabel=LABELS[result.parameter], ylabel="condition number", yscale="log")
     if result.parameter == "width":
         axes.set_xscale("log")
     return figure
-
-
-@figure_of
-def plot_tracked(result: TrackedRun) -> Figure:
-    """Loss and measures along a real training."""
-    return _records(result.records)
 
 
 @figure_of
@@ -167,10 +165,7 @@ def plot_tracker(result: Tracker) -> Figure:
     """
     if not result.records:
         raise ValueError("the tracker has no records yet; pass it to a training as callback.")
-    return _records(result.records)
-
-
-def _records(records: Any) -> Figure:
+    records = result.records
     figure, (left, right) = panels(2)
     steps = [record.step for record in records]
     left.plot(steps, positive([record.loss for record in records]), "o-", ms=4, color=REAL)

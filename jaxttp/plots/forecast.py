@@ -11,7 +11,7 @@ from jaxttp.dynamics import Diffusion, RelinearizedTrajectory
 from jaxttp.forecast import HeldForecast, Online, OnlineForecast, Prediction
 from jaxttp.gauss_newton import StepForecast
 from jaxttp.pipeline import FineTuning, Forecast, TaskSteps
-from jaxttp.pipeline.settings import training_words
+from jaxttp.pipeline.settings import hyperparameters
 from jaxttp.plots._style import (
     GREY,
     MARKERS,
@@ -22,7 +22,6 @@ from jaxttp.plots._style import (
     figure_of,
     panels,
     positive,
-    styled,
 )
 from jaxttp.training import TrainingRun
 
@@ -118,25 +117,8 @@ def _name_loss(axes: Axes, name: str) -> None:
     axes.set_ylim(bottom=0)
 
 
-def plot_loss(
-    axes: Axes,
-    prediction: Prediction,
-    *,
-    run: Any = None,
-    real_steps: Any = None,
-    name: str = "",
-    times: bool = True,
-) -> None:
-    """The predicted loss by step with its training times marked; bands and the real one if known.
-
-    Args:
-        axes: where to draw.
-        prediction: the forecast.
-        run: the real training, if there was one.
-        real_steps: its training times.
-        name: of the loss.
-        times: name the training times and the targets in the legend.
-    """
+def _loss(axes: Axes, prediction: Prediction, run: TrainingRun | None, name: str) -> None:
+    """The predicted loss with its training times marked; bands and the real loss if known."""
     loss, steps = np.asarray(prediction.loss), np.arange(prediction.horizon + 1)
     _forecast_and_run(axes, loss, None if run is None else run.loss)
     last = prediction.horizon if prediction.doubted_from is None else prediction.doubted_from
@@ -155,104 +137,85 @@ def plot_loss(
         axes.plot(steps, np.asarray(prediction.test_loss), color=OTHER, ls="-.", label="test")
     axes.set_xlim(0, 1.02 * prediction.horizon)
     _name_loss(axes, name)
+    real: dict[float, int] = {}
+    if run is not None:
+        real = run.read(tuple(prediction.steps), rule=prediction.rule, metric=prediction.metric)
     if prediction.metric == "loss":
         _mark_times(axes, loss, prediction.steps, PREDICTED)
         if run is not None:
-            _mark_times(axes, np.asarray(run.loss), real_steps or {}, REAL, filled=True)
+            _mark_times(axes, np.asarray(run.loss), real, REAL, filled=True)
     rows = _mark_targets(axes, prediction, run=run) + _mark_early_stopping(axes, prediction)
-    if not times:
-        return
     for marker, (threshold, step) in zip(cycle(MARKERS), prediction.steps.items(), strict=False):
-        goal = f"{prediction.rule}, {prediction.metric} {threshold:g}"
+        text = f"{prediction.rule}, {prediction.metric} {threshold:g}"
         if prediction.rule == "relative":
-            goal = f"within {100 * threshold:g} % of the drop"
-        text = f"{goal}: {_when(step, prediction.stable)}"
-        if real_steps is not None:
-            finite = run is None or bool(np.all(np.isfinite(np.asarray(run.loss))))
-            text += f", real {_when(real_steps[threshold], finite).removeprefix('step ')}"
+            text = f"within {100 * threshold:g} % of the drop"
+        text += f": {_when(step, prediction.stable)}"
+        if run is not None:
+            text += f", real {_when(real[threshold], run.finite).removeprefix('step ')}"
         rows.append((axes.plot([], [], marker, color=GREY, mfc="none", ms=8)[0], text))
     _legend(axes, rows)
 
 
-def plot_error(
-    axes: Axes, prediction: Prediction, *, run: Any = None, classes: bool = True
-) -> None:
-    """The predicted error by step, and the real one if there was a run.
-
-    Args:
-        axes: where to draw.
-        prediction: the forecast.
-        run: the real training, if there was one.
-        classes: whether the error is a share of misclassified samples.
-    """
-    scale = 100.0 if classes else 1.0
-    real = None if run is None else run.error
-    _forecast_and_run(axes, prediction.error, real, scale)
-    test = prediction.test_error
-    if test is not None:
-        axes.plot(scale * np.asarray(test), color=OTHER, ls="-.", label="test")
-    kind = prediction.error_kind
-    name = "unexplained variance" if kind in IN_PERCENT else kind.replace("_", " ")
-    name = "misclassified training samples (%)" if classes else name
+def _error(axes: Axes, prediction: Prediction, run: TrainingRun | None) -> None:
+    """The predicted error by step, and the real one if there was a run."""
+    name, scale = prediction.error_kind.replace("_", " "), 1.0
+    if prediction.error_kind in IN_PERCENT:
+        name, scale = f"{name} training samples (%)", 100.0
+    _forecast_and_run(axes, prediction.error, None if run is None else run.error, scale)
+    if prediction.test_error is not None:
+        axes.plot(scale * np.asarray(prediction.test_error), color=OTHER, ls="-.", label="test")
     axes.set(xlabel="training step", ylabel=name)
     axes.set_xlim(0, 1.02 * prediction.horizon)
     axes.set_ylim(bottom=0)
-    rows = _mark_targets(axes, prediction, metric="error", run=run, scale=scale)
-    _legend(axes, rows)
+    _legend(axes, _mark_targets(axes, prediction, metric="error", run=run, scale=scale))
 
 
 # --- whole figures --------------------------------------------------------------------------------
 
 
 @figure_of
-def plot_prediction(result: Prediction, *, title: str = "") -> Figure:
-    """Predicted loss and error by step, with the training times marked."""
+def plot_prediction(
+    result: Prediction, *, title: str = "", run: TrainingRun | None = None, name: str = ""
+) -> Figure:
+    """Loss and error by step, predicted and real, with the training times marked.
+
+    Args:
+        result: the forecast.
+        title: above the figure.
+        run: the real training, if there was one.
+        name: of the loss, if the forecast does not say it.
+    """
     figure, (left, right) = panels(2, title=title)
-    plot_loss(left, result, name=str(result.hyperparameters.get("loss", "")))
-    plot_error(right, result, classes=result.error_kind in IN_PERCENT)
+    _loss(left, result, run, name or str(result.hyperparameters.get("loss", "")))
+    _error(right, result, run)
     return figure
 
 
 @figure_of
 def plot_forecast(result: Forecast) -> Figure:
-    """Loss and error by step, predicted and real, with the training times marked."""
-    title = f"{result.task.description}\n{training_words(result.settings)}"
-    figure, (left, right) = panels(2, title=title)
-    run, name = result.run, result.task.loss
-    plot_loss(left, result.prediction, run=run, real_steps=result.real_steps, name=name)
-    plot_error(right, result.prediction, run=run, classes=has_classes(result))
-    return figure
+    """The same of a named task."""
+    title = f"{result.task.description}\n{hyperparameters(result.settings)}"
+    return plot_prediction(result.prediction, title=title, run=result.run, name=result.task.loss)
 
 
-def has_classes(result: Forecast) -> bool:
-    """Whether the task of a forecast is a classification."""
-    return result.task.loss != "squared_error" or result.task.y.ndim == 1
+_CURVES = {
+    TrainingRun: ("real training", "training step", REAL),
+    StepForecast: ("forecast", "Gauss-Newton step", PREDICTED),
+}
+"""What a legend and the horizontal axis say, and the color."""
 
 
-@styled
-def _loss_and_error(
-    result: Any, label: str, *, ts: Any = None, color: str = REAL, axis: str = "training step"
-) -> Figure:
+@figure_of
+def plot_curves(result: TrainingRun | StepForecast) -> Figure:
+    """Loss and error of a real training run or of exact Gauss-Newton steps."""
+    label, axis, color = _CURVES[type(result)]
     figure, axes = panels(2)
-    for place, curve, name in zip(axes, ("loss", "error"), ("training loss", "error"), strict=True):
-        values = np.asarray(getattr(result, curve))
-        place.plot(np.arange(len(values)) if ts is None else ts, values, color=color, label=label)
-        place.set(xlabel=axis, ylabel=name)
+    ts = getattr(result, "ts", np.arange(len(result.loss)))
+    for place, curve in zip(axes, (result.loss, result.error), strict=True):
+        place.plot(ts, np.asarray(curve), color=color, label=label)
+        place.set(xlabel=axis, ylabel="training loss" if place is axes[0] else "error")
         place.set_ylim(bottom=0)
     return figure
-
-
-@figure_of
-def plot_run(result: TrainingRun) -> Figure:
-    """Loss and error of a real training, by step."""
-    return _loss_and_error(result, "real training")
-
-
-@figure_of
-def plot_step_forecast(result: StepForecast) -> Figure:
-    """Loss and error of exact Gauss-Newton steps in function space."""
-    axis = "Gauss-Newton step"
-    return _loss_and_error(result, "forecast", ts=result.ts, color=PREDICTED, axis=axis)
 
 
 @figure_of
@@ -289,8 +252,7 @@ def plot_online(result: OnlineForecast) -> Figure:
     figure, (axes,) = panels()
     at, steps = result.at, np.arange(len(result.loss))
     axes.plot(result.open_loop, color=GREY, ls=":", label="forecast before training")
-    words = f"forecast corrected by {result.kind}"
-    axes.plot(steps[at:], result.loss[at:], color=PREDICTED, ls="--", label=words)
+    axes.plot(steps[at:], result.loss[at:], color=PREDICTED, ls="--", label="corrected forecast")
     axes.plot(result.loss[: at + 1], color=REAL, label="real so far")
     axes.axvline(at, color=GREY, lw=1)
     _mark_times(axes, result.loss, result.steps, PREDICTED)
@@ -300,9 +262,9 @@ def plot_online(result: OnlineForecast) -> Figure:
 
 
 @figure_of
-def plot_online_callback(result: Online, *, kind: str = "weights") -> Figure:
-    """The forecast as it stands after the steps seen so far; `kind` as in `Online.forecast`."""
-    return plot_online(result.forecast(kind))
+def plot_online_callback(result: Online) -> Figure:
+    """The forecast as it stands after the steps seen so far."""
+    return plot_online(result.forecast())
 
 
 @figure_of
@@ -326,7 +288,7 @@ def _held(axes: Axes, found: HeldForecast, *, bounded: bool) -> None:
 @figure_of
 def plot_fine_tuning(result: FineTuning) -> Figure:
     """The loss of held-out text by tokens seen and steps, foreseen and real, with its goals."""
-    title = f"{result.task.description}\n{training_words(result.settings)}"
+    title = f"{result.task.description}\n{hyperparameters(result.settings)}"
     figure, (axes,) = panels(title=title, height=5.6)
     found, run, each = result.found, result.run, result.tokens_a_step
     if run is not None:

@@ -1,73 +1,117 @@
-"""Reports: one page about a named task, or about any results."""
+"""Reports: one HTML page about a named task, or about any results, that needs nothing else."""
 
+import base64
 import datetime
+import html
+import io
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
-import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from jaxttp._core.files import replaced
 from jaxttp._core.process import versions
+from jaxttp._core.results import html_table
 from jaxttp.forecast.wall_clock import readable_time
-from jaxttp.losses.rule import Target, step_words
-from jaxttp.pipeline import TaskReport
-from jaxttp.pipeline.settings import training_words
-from jaxttp.plots import _page
-from jaxttp.plots._style import draw, figure_of, panels, styled
-from jaxttp.plots.forecast import has_classes, plot_error, plot_loss
-from jaxttp.plots.sweeps import plot_heat_map, plot_pareto
-from jaxttp.plots.theory import plot_eigenvalues, plot_law, plot_shares
+from jaxttp.losses.rule import step_words
+from jaxttp.pipeline import Arrival, TaskReport
+from jaxttp.pipeline.settings import hyperparameters
+from jaxttp.plots._style import draw, figure_of
+from jaxttp.plots.forecast import plot_forecast
 
-Panel = Callable[[Axes, TaskReport], None]
+_STYLE = """
+* { box-sizing: border-box; }
+body { margin: 0; background: #f3f4f6; color: #1c1e21;
+  font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
+main { max-width: 1120px; margin: 0 auto; padding: 24px 16px 48px; }
+h1 { font-size: 1.6rem; line-height: 1.25; margin: 0 0 4px; }
+h2 { font-size: 1.2rem; margin: 36px 0 12px; }
+p { margin: 6px 0; overflow-wrap: anywhere; }
+.soft { color: #5a616b; }
+.cards { display: grid; gap: 12px; margin-top: 20px;
+  grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); }
+.card, figure, .table { background: #ffffff; border: 1px solid #d9dce1;
+  border-radius: 10px; padding: 14px; }
+.card b { display: block; font-size: 1.5rem; line-height: 1.2; color: #0072b2; }
+.table, figure { margin: 16px 0; }
+figure { min-width: 0; overflow-x: auto; }
+figure img { display: block; width: 100%; min-width: 720px; }
+figcaption { font-size: 0.9rem; color: #5a616b; margin-top: 8px; }
+.table { overflow-x: auto; padding: 4px 14px; }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+th, td { text-align: right; padding: 7px 8px; border-bottom: 1px solid #d9dce1; }
+th { font-weight: 600; vertical-align: bottom; }
+td + td { white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; padding-left: 0; }
+tbody tr:last-child td { border-bottom: 0; }
+pre { margin: 0; padding: 10px 0; overflow-x: auto; font-size: 0.85rem; }
+"""
+
+# --- parts of a page, their text escaped ----------------------------------------------------------
 
 
-def _loss_panel(axes: Axes, result: TaskReport) -> None:
-    found, real = result.forecast, result.forecast.real_steps
-    name = found.task.loss
-    plot_loss(axes, found.prediction, run=found.run, real_steps=real, name=name, times=False)
+def _heading(text: str, level: int = 2) -> str:
+    return f"<h{level}>{html.escape(text)}</h{level}>"
 
 
-def _error_panel(axes: Axes, result: TaskReport) -> None:
-    found = result.forecast
-    plot_error(axes, found.prediction, run=found.run, classes=has_classes(found))
+def _paragraph(text: str, *, soft: bool = False) -> str:
+    return f"<p{' class=soft' if soft else ''}>{html.escape(text)}</p>"
 
 
-def _heat_map_panel(axes: Axes, result: TaskReport) -> None:
-    plot_heat_map(axes, result.sweep.sweep, result.sweep.threshold)
+def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    return f'<div class="table">{html_table(head, rows)}</div>'
 
 
-def _pareto_panel(axes: Axes, result: TaskReport) -> None:
-    plot_pareto(axes, result.sweep.sweep, result.sweep.threshold)
+def _cards(values: Mapping[str, str]) -> str:
+    """Numbers to be seen first, each with what it is."""
+    inner = "".join(
+        f'<div class="card"><b>{html.escape(value)}</b>{html.escape(name)}</div>'
+        for name, value in values.items()
+    )
+    return f'<div class="cards">{inner}</div>'
 
 
-def _eigenvalue_panel(axes: Axes, result: TaskReport) -> None:
-    plot_eigenvalues(axes, result.spectrum.values, result.spectrum.rank)
-    plot_law(axes, result.spectrum.law)
+def _image(figure: Figure, caption: str) -> str:
+    """A figure inside the page, with a caption for readers who do not see it, too."""
+    file = io.BytesIO()
+    with mpl.rc_context({"svg.hashsalt": "jaxttp"}):  # the same page from the same results
+        figure.savefig(file, format="svg", metadata={"Date": None})
+    data = base64.b64encode(file.getvalue()).decode()
+    words = html.escape(caption)
+    image = f'<img alt="{words}" src="data:image/svg+xml;base64,{data}">'
+    return f"<figure>{image}<figcaption>{words}</figcaption></figure>"
 
 
-def _share_panel(axes: Axes, result: TaskReport) -> None:
-    plot_shares(axes, result.spectrum)
+def _page(title: str, parts: Sequence[str]) -> str:
+    """A whole HTML page; nothing in it is fetched from elsewhere."""
+    body = "\n".join(parts)
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{html.escape(title)}</title>
+<style>{_STYLE}</style>
+</head>
+<body>
+<main>
+{body}
+</main>
+</body>
+</html>
+"""
+
+
+# --- the page of a task ---------------------------------------------------------------------------
 
 
 @figure_of
 def plot_report(result: TaskReport) -> Figure:
-    """The loss, the spectrum and the sweep of a report."""
-    figure, axes = panels(3, title=result.forecast.task.description, height=5.2)
-    for place, panel in zip(axes, (_loss_panel, _eigenvalue_panel, _heat_map_panel), strict=True):
-        panel(place, result)
-    return figure
-
-
-@styled
-def _drawn(panel: Panel, result: TaskReport) -> Figure:
-    figure = Figure(figsize=(4.2, 3.6), layout="constrained")  # read on a phone at its own size
-    panel(figure.subplots(), result)
-    return figure
+    """The forecast's curves; the page of a report has the other figures, too."""
+    return plot_forecast(result.forecast)
 
 
 def report_html(result: TaskReport) -> str:
@@ -79,61 +123,53 @@ def report_html(result: TaskReport) -> str:
     Returns:
         HTML that needs no network.
     """
-    found, swept = result.forecast, result.sweep
-    goal, trust = swept.sweep.goal(swept.threshold), found.prediction.trust
-
-    def figures(panels: Mapping[str, Panel]) -> str:
-        return _page.figures({words: _drawn(panel, result) for words, panel in panels.items()})
-
+    found, swept, spectrum = result.forecast, result.sweep, result.spectrum
+    prediction = found.prediction
     filled = "" if found.run is None else " Filled marks are real."
-    settings = f"{training_words(found.settings)}, {found.prediction.horizon} steps"
+    curves = f"Loss and error by step; the marks are the times of the table.{filled}"
+    choice = (
+        f"Left: steps to {swept.goal}; hatched settings diverge or do not get there, the line is "
+        "the largest stable rate, the star the fewest steps. Right: loss at the end against what "
+        "it takes to get there; no other setting beats the joined ones in both."
+    )
+    slow = (
+        "Left: eigenvalues of the kernel before training; what lies along small ones is learned "
+        "slowly. Right: what the leading eigenvectors hold of residual and labels."
+    )
     made = (
-        f"Made on {datetime.date.today().isoformat()}. The forecast cost {found.prediction.cost}. "
-        "It trusts the network's linearisation at its present weights: far from them, with batch "
-        "norm in training mode or augmented data, it errs."
+        f"Made on {datetime.date.today().isoformat()}. The forecast cost {prediction.cost}. "
+        "It linearizes the network at its present weights: far from them, with batch norm in "
+        "training mode or augmented data, it errs."
     )
     parts = [
-        _page.heading("How long will it train?", 1),
-        _page.paragraph(found.task.description),
-        _page.paragraph(settings, soft=True),
-        _page.paragraph(" ".join(_to_act_on(result))),
-        _page.cards(_first_numbers(result)),
-        _page.heading("Forecast"),
-        _page.table(*_times(result)),
-        "" if trust is None else _page.paragraph(f"Trust: {trust}."),
-        figures(
-            {
-                f"Loss by step; the marks are the times of the table.{filled}": _loss_panel,
-                "Error on the training samples by step.": _error_panel,
-            }
+        _heading("How long will it train?", 1),
+        _paragraph(found.task.description),
+        _paragraph(f"{hyperparameters(found.settings)}, {prediction.horizon} steps", soft=True),
+        _cards(_first_numbers(result)),
+        _heading("Forecast"),
+        _table(*_times(result)),
+        "" if prediction.trust is None else _paragraph(f"Trust: {prediction.trust}."),
+        _image(found.plot(), curves),
+        _heading("Which learning rate?"),
+        _paragraph(_advice(result)),
+        _image(swept.plot(), choice),
+        _table(*_best_settings(result)),
+        _heading("What is slow?"),
+        _paragraph(
+            f"{spectrum.rank} eigenvalues count, from {spectrum.values[0]:.3g} down to "
+            f"{spectrum.values[spectrum.rank - 1]:.3g} (condition number "
+            f"{spectrum.condition:.3g}); they fall as rank to the power of "
+            f"-{float(spectrum.law.exponent):.2f}. Half of the residual lies along the first "
+            f"{spectrum.head(0.5)} eigenvectors, 99 % along the first {spectrum.head(0.99)}."
         ),
-        _page.heading("Which learning rate?"),
-        _page.paragraph(_advice(result)),
-        figures(
-            {
-                f"Steps to {goal}; hatched settings diverge or do not get there, the line is the "
-                "largest stable rate, the star the fewest steps.": _heat_map_panel,
-                "Loss at the end against what it takes to get there; the joined settings are those "
-                "that no other one beats in both.": _pareto_panel,
-            }
-        ),
-        _page.table(*_best_settings(result)),
-        _page.heading("What is slow?"),
-        _page.paragraph(_spectrum_words(result)),
-        figures(
-            {
-                "Eigenvalues of the kernel before training: what lies along small ones is learned "
-                "slowly.": _eigenvalue_panel,
-                "What the leading eigenvectors hold of residual and labels.": _share_panel,
-            }
-        ),
-        _page.heading("Settings"),
-        _page.table(("setting", "value"), result.settings_in_words().items()),
-        _page.heading("Made with"),
-        _page.table(("", "version"), result.versions.items()),
-        _page.paragraph(made, soft=True),
+        _image(spectrum.plot(), slow),
+        _heading("Settings"),
+        _table(("setting", "value"), result.settings_in_words().items()),
+        _heading("Made with"),
+        _table(("", "version"), result.versions.items()),
+        _paragraph(made, soft=True),
     ]
-    return _page.page(f"jaxttp: {found.task.description}", "\n".join(parts))
+    return _page(f"jaxttp: {found.task.description}", parts)
 
 
 def save_report(result: TaskReport, path: str | os.PathLike[str]) -> Path:
@@ -153,76 +189,16 @@ def save_report(result: TaskReport, path: str | os.PathLike[str]) -> Path:
     return path
 
 
-def _goals(result: TaskReport) -> Iterator[tuple[str, int, str, float | None]]:
-    """Every threshold and target: words, its step, the step in words, and the real one."""
-    found, prediction = result.forecast, result.forecast.prediction
-    off = {**dict(prediction.steps_uncertainty or {}), **dict(prediction.targets_uncertainty)}
-    real: dict[Any, Any] = dict(found.real_steps or {})
-    if found.run is not None:
-        known = [t for t in prediction.targets if hasattr(found.run, t.curve_name)]
-        real |= found.run.reach([t for t in known if getattr(found.run, t.curve_name) is not None])
-    for goal, step in {**prediction.steps, **prediction.targets}.items():
-        words = goal.words() if isinstance(goal, Target) else f"{100 * goal:g} %"
-        yield words, step, step_words(step, off.get(goal), prediction.horizon), real.get(goal)
-
-
-def _main_goal(result: TaskReport) -> tuple[str, int, str, float | None]:
-    """The first target, or the middle threshold where there is none."""
-    goals, thresholds = list(_goals(result)), len(result.forecast.prediction.steps)
-    if len(goals) > thresholds:
-        return goals[thresholds]
-    words, step, when, real = goals[thresholds // 2]
-    return f"{words} of the drop", step, when, real
-
-
-def _to_act_on(result: TaskReport) -> list[str]:
-    """When it is done, whether a faster rate is at hand, and whether more steps are worth it."""
-    found, swept = result.forecast, result.sweep
-    prediction, each = found.prediction, found.step_time.seconds
-    loss = np.asarray(prediction.loss, float)
-    if not prediction.stable:
-        return [
-            f"Do not train with these settings: {prediction.message}.",
-            f"Without momentum, rates up to {swept.max_learning_rate:.3g} are stable.",
-        ]
-    words, step, time, _ = _main_goal(result)
-    when = f"is there at step {time}, after {readable_time(step * each)} on this device"
-    if step < 0:
-        when = "is not reached"
-    out = [
-        f"The {found.task.loss.replace('_', '-')} loss falls from {loss[0]:.3g} to {loss[-1]:.3g} "
-        f"in {prediction.horizon} steps; {words} {when}."
-    ]
-    here, best = None if step < 0 else step, swept.fastest
-    if best is not None:
-        faster = int(swept.sweep.times(swept.threshold)[best])
-        one = swept.sweep.settings[best]
-        if here is None or faster < 0.8 * here:
-            is_followed = best in swept.sweep.relinearized
-            way = "Along rebuilt kernels" if is_followed else "By one kernel"
-            then = "train with it" if is_followed else "forecast it, and train it if that holds"
-            out.append(
-                f"{way}, {one} would take {faster} steps to "
-                f"{swept.sweep.goal(swept.threshold)}: {then}."
-            )
-        else:
-            out.append("No other rate or momentum tried is a fifth faster.")
-    tenth = max(1, prediction.horizon // 10)
-    left = (loss[-1 - tenth] - loss[-1]) / max(loss[0] - loss[-1], 1e-30)
-    worth = "are worth it" if left > 0.01 else "are hardly worth it"
-    out.append(
-        f"In its last tenth the loss still falls by {100 * left:.1f} % of the whole: more steps "
-        f"{worth}."
-    )
-    return out
-
-
 def _first_numbers(result: TaskReport) -> dict[str, str]:
-    found, prediction = result.forecast, result.forecast.prediction
-    words, step, when, _ = _main_goal(result)
-    if step >= 0:
-        numbers = {f"steps to {words}": when}
-        numbers["until there, on this device"] = readable_time(step * found.step_time.seconds)
+    """The first target, or the middle threshold where there is none; the end, and the limit."""
+    prediction, arrivals = result.forecast.prediction, result.forecast.arrivals
+    thresholds = tuple(prediction.steps)
+    main = arrivals[next(iter(prediction.targets), thresholds[len(thresholds) // 2])]
+    if main.seconds is not None:
+        numbers = {
+            f"steps to {main.words}": _when(main, prediction.horizon),
+            "until there, on this device": readable_time(main.seconds),
+        }
     else:
         never = "does not get there" if prediction.stable else "diverges"
         numbers = {"at this learning rate": never}
@@ -231,23 +207,25 @@ def _first_numbers(result: TaskReport) -> dict[str, str]:
     return numbers
 
 
+def _when(one: Arrival, horizon: int) -> str:
+    return step_words(one.steps, one.unsure, horizon)
+
+
 def _times(result: TaskReport) -> tuple[list[str], list[list[Any]]]:
     found, run = result.forecast, result.forecast.run
-    head = ["left of the drop, or target", "steps", "time"]
-    head += [] if run is None else ["real steps", "real time"]
+    head = ["goal", "steps", "time"] + ([] if run is None else ["real steps", "real time"])
 
-    def cells(step: float | None, words: Any, seconds: float, stable: bool) -> list[Any]:
-        if step is None:
-            return [None, None]
-        if step < 0:
+    def cells(words: Any, seconds: float | None, stable: bool) -> list[Any]:
+        if seconds is None:
             return ["not reached" if stable else "diverges", None]
-        return [words, readable_time(step * seconds)]
+        return [words, readable_time(seconds)]
 
     rows = []
-    for words, step, when, real in _goals(result):
-        row = [words, *cells(step, when, found.step_time.seconds, found.prediction.stable)]
+    for one in found.arrivals.values():
+        when = _when(one, found.prediction.horizon)
+        row = [one.words, *cells(when, one.seconds, found.prediction.stable)]
         if run is not None:
-            row += cells(real, real, run.seconds / found.prediction.horizon, run.finite)
+            row += cells(one.real_steps, one.real_seconds, run.finite)
         rows.append(row)
     return head, rows
 
@@ -260,31 +238,21 @@ def _advice(result: TaskReport) -> str:
     best = swept.sweep.settings[swept.fastest]
     return (
         f"{best} needs the fewest steps: "
-        f"{swept.sweep.time_words(swept.fastest, swept.threshold)} ({swept.sweep.depth}). {limit}"
+        f"{swept.sweep.time_words(swept.fastest, swept.sweep.ranked_by)} ({swept.sweep.depth}). "
+        f"{limit}"
     )
 
 
 def _best_settings(result: TaskReport) -> tuple[list[str], list[list[Any]]]:
-    swept, threshold = result.sweep.sweep, result.sweep.threshold
-    target = isinstance(threshold, Target)
-    goal = f"steps to {threshold.words()}" if target else f"steps to {100 * threshold:g} %"
+    swept = result.sweep.sweep
+    goal = f"steps to {result.sweep.goal}"
     head = ["cheapest for their loss", goal, "loss at the end", "error"]
     rows = [
-        [swept.named(i), swept.time_words(i, threshold), float(swept.final_loss[i]),
+        [swept.named(i), swept.time_words(i, swept.ranked_by), float(swept.final_loss[i]),
          float(swept.final_error[i])]
-        for i in swept.pareto(threshold)
+        for i in swept.pareto()
     ]  # fmt: skip
     return head, rows
-
-
-def _spectrum_words(result: TaskReport) -> str:
-    found = result.spectrum
-    return (
-        f"{found.rank} eigenvalues count, from {found.values[0]:.3g} down to "
-        f"{found.values[found.rank - 1]:.3g} (condition number {found.condition:.3g}); they fall "
-        f"as rank to the power of -{float(found.law.exponent):.2f}. Half of the residual lies "
-        f"along the first {found.head(0.5)} eigenvectors, 99 % along the first {found.head(0.99)}."
-    )
 
 
 def results_html(results: Mapping[str, Any], *, title: str = "jaxttp") -> str:
@@ -310,11 +278,11 @@ def results_html(results: Mapping[str, Any], *, title: str = "jaxttp") -> str:
     """
     if not results:
         raise ValueError("results must hold at least one result.")
-    parts = [_page.heading(title, 1)]
+    parts = [_heading(title, 1)]
     for name, result in results.items():
-        drawn = _page.figures({f"{name}: {type(result).__name__}": draw(result)}, wide=True)
+        drawn = _image(draw(result), f"{name}: {type(result).__name__}")
         table = f'<div class="table">{result._repr_html_()}</div>'
-        parts += [_page.heading(name), table, drawn]
+        parts += [_heading(name), table, drawn]
     made_with = versions() | {"matplotlib": mpl.__version__}
-    parts += [_page.heading("Made with"), _page.table(("", "version"), made_with.items())]
-    return _page.page(title, "\n".join(parts))
+    parts += [_heading("Made with"), _table(("", "version"), made_with.items())]
+    return _page(title, parts)

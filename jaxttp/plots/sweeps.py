@@ -44,11 +44,8 @@ def plot_sweep(sweep: Sweep, threshold: float | Target | None = None, *, title: 
 
 @figure_of
 def plot_task_sweep(result: TaskSweep) -> Figure:
-    """The same for a named task and the goal that its advice is for; of a race its curves."""
-    title = result.task.description
-    if result.race is not None:
-        return plot_race(result.race, title=title)
-    return plot_sweep(result.sweep, result.threshold, title=title)
+    """The same for a named task."""
+    return plot_sweep(result.sweep, title=result.task.description)
 
 
 def plot_heat_map(axes: Axes, sweep: Sweep, threshold: float | Target) -> None:
@@ -146,16 +143,16 @@ def plot_comparison(found: Comparison, *, title: str = "") -> Figure:
     Targets are lines, with a star where a starting point gets below; those of the error have a
     panel of their own.
     """
-    by_error = any(target.metric == "error" for target in found.targets)
+    by_error = any(target.metric == "error" for target in found.sweep.targets)
     widths = (3, 3, 2) if by_error else (3, 2)
     figure, (left, *middle, right) = panels(len(widths), title=title, width_ratios=widths)
-    _curves_to_targets(left, found, found.loss, "loss")
+    _curves_to_targets(left, found, found.sweep.loss, "loss")
     left.set_yscale("log")
-    if (found.rule, found.metric) == ("absolute", "loss"):
-        for goal in found.thresholds:
+    if (found.sweep.rule.kind, found.sweep.rule.metric) == ("absolute", "loss"):
+        for goal in found.sweep.thresholds:
             left.axhline(goal, color=GREY, lw=1, ls=":")
     for axes in middle:
-        _curves_to_targets(axes, found, found.error, "error")
+        _curves_to_targets(axes, found, found.sweep.error, "error")
         axes.set_ylim(bottom=0)
     places = np.arange(len(found.names))
     speeds = [why.speed for why in found.explanations]
@@ -171,11 +168,11 @@ def plot_comparison(found: Comparison, *, title: str = "") -> Figure:
 
 def _curves_to_targets(axes: Axes, found: Comparison, curves: Any, metric: str) -> None:
     """The curves of all starting points, with lines and stars for the targets of this metric."""
-    for i, (name, one) in enumerate(zip(found.names, found.settings, strict=True)):
+    for i, (name, one) in enumerate(zip(found.names, found.sweep.settings, strict=True)):
         label = f"{name} (rate {one.learning_rate:.3g})"
         axes.plot(curves[i], color=CYCLE[i % len(CYCLE)], lw=2, label=label)
     axes.set(xlabel="training step", ylabel=f"predicted training {metric}")
-    for target, steps in zip(found.targets, found.target_steps.T, strict=True):
+    for target, steps in zip(found.sweep.targets, found.sweep.target_steps.T, strict=True):
         if target.metric != metric:
             continue
         axes.axhline(target.value, color=GREY, lw=1.2, ls=":", zorder=1)

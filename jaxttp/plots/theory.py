@@ -141,26 +141,11 @@ def plot_cka(result: CKATable) -> Figure:
 
 
 @figure_of
-def plot_trajectory(result: Trajectory, *, sample: int = 0) -> Figure:
-    """The outputs of one sample, and how far all outputs have moved."""
-    figure, (left, right) = panels(2)
-    _outputs(left, right, result, sample)
-    return figure
-
-
-@figure_of
-def plot_weight_space(result: WeightSpaceTrajectory, *, sample: int = 0) -> Figure:
-    """The outputs of one sample, and how far outputs and weights have moved."""
-    figure, (left, middle, right) = panels(3, title=f"trust: {result.trust}")
-    _outputs(left, middle, result, sample)
-    right.plot(result.ts, np.asarray(result.displacement), color=REAL)
-    right.set(xlabel="time (steps)", ylabel="weights moved (share of their norm)")
-    right.set_ylim(bottom=0)
-    return figure
-
-
-def _outputs(left: Axes, right: Axes, result: Any, sample: int) -> None:
-    """The first outputs of one sample over time; the root mean square that all have moved."""
+def plot_trajectory(result: Trajectory | WeightSpaceTrajectory, *, sample: int = 0) -> Figure:
+    """The outputs of one sample, and how far outputs have moved; the weights, too, if known."""
+    in_weights = isinstance(result, WeightSpaceTrajectory)
+    title = f"trust: {result.trust}" if in_weights else ""
+    figure, (left, middle, *right) = panels(3 if in_weights else 2, title=title)
     path = np.asarray(result.train)[:, sample]
     for c, color in zip(range(path.shape[1]), CYCLE, strict=False):
         left.plot(result.ts, path[:, c], color=color, label=f"output {c}")
@@ -172,9 +157,14 @@ def _outputs(left: Axes, right: Axes, result: Any, sample: int) -> None:
         if outputs is not None:
             paths = np.asarray(outputs, float)
             far = np.sqrt(np.mean((paths - paths[:1]) ** 2, axis=(1, 2)))
-            right.plot(result.ts, far, color=color, label=name)
-    right.set(xlabel="time (steps)", ylabel="outputs moved (root mean square)")
-    right.set_ylim(bottom=0)
+            middle.plot(result.ts, far, color=color, label=name)
+    middle.set(xlabel="time (steps)", ylabel="outputs moved (root mean square)")
+    middle.set_ylim(bottom=0)
+    if in_weights:
+        right[0].plot(result.ts, np.asarray(result.displacement), color=REAL)
+        right[0].set(xlabel="time (steps)", ylabel="weights moved (fraction of their norm)")
+        right[0].set_ylim(bottom=0)
+    return figure
 
 
 @figure_of

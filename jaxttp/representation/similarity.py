@@ -134,24 +134,13 @@ def linear_cka(first: ArrayLike, second: ArrayLike) -> Float[Array, ""]:
             raise ValueError(
                 f"second must have the samples of first, {x.shape[0]} rows; got {y.shape[0]}."
             )
-        return _cka(_Side.of(x), _Side.of(y))
+        return _cka(x, y)
 
 
 def _centred(name: str, features: Any) -> Array:
     rows = feature_rows(name, features)
     rows = rows - jnp.mean(rows, axis=0, keepdims=True)
     return rows / jnp.linalg.norm(rows)
-
-
-class _Side(NamedTuple):
-    """Centred features and the norm of their second moments."""
-
-    rows: Array
-    norm: Array
-
-    @classmethod
-    def of(cls, rows: Array) -> "_Side":
-        return cls(rows, jnp.sqrt(_inner_product(rows, rows)))
 
 
 def _inner_product(x: Array, y: Array) -> Array:
@@ -163,8 +152,8 @@ def _inner_product(x: Array, y: Array) -> Array:
     return jnp.sum(k * l)
 
 
-def _cka(x: _Side, y: _Side) -> Array:
-    return _inner_product(x.rows, y.rows) / (x.norm * y.norm)
+def _cka(x: Array, y: Array) -> Array:
+    return _inner_product(x, y) / jnp.sqrt(_inner_product(x, x) * _inner_product(y, y))
 
 
 class CKATable(NamedTuple):
@@ -212,8 +201,8 @@ def cka_table(first: Mapping[str, Any], second: Mapping[str, Any] | None = None)
                     f"{type(layers).__name__}."
                 )
             parts = {key: _centred(f"{name}[{key!r}]", value) for key, value in layers.items()}
-            sides.append({key: _Side.of(rows) for key, rows in parts.items()})
-        counts = {side.rows.shape[0] for layers in sides for side in layers.values()}
+            sides.append(parts)
+        counts = {len(rows) for layers in sides for rows in layers.values()}
         if len(counts) != 1:
             raise ValueError(f"all layers must have the same samples; got {sorted(counts)} rows.")
         values = [[_cka(a, b) for b in sides[1].values()] for a in sides[0].values()]

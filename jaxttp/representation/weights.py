@@ -1,7 +1,6 @@
 """How far and in which direction weights move along training."""
 
-import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -11,42 +10,39 @@ from jaxtyping import Array, Float
 from jaxttp._core.arrays import double, root
 from jaxttp._core.checks import check_finite, check_leaves, check_several
 from jaxttp._core.results import RESULT
-from jaxttp._core.types import Params
-from jaxttp.ntk._select import leaf_paths
+from jaxttp._core.types import Params, leaf_paths
 
 
-def _leaves(name: str, params: Any) -> tuple[tuple[str, ...], list[Array]]:
-    """Names and flat float64 values of the floating-point leaves."""
-    check_leaves(name, params)
-    check_finite(name, params)
-    pairs = [
-        (path, jnp.asarray(leaf).astype(jnp.float64).reshape(-1))
-        for path, leaf in zip(leaf_paths(params), jax.tree.leaves(params), strict=True)
-        if jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
-    ]
-    if not pairs:
-        raise ValueError(f"{name} must hold at least one floating-point array.")
-    return tuple(path for path, _ in pairs), [leaf for _, leaf in pairs]
+def _rows(trees: Mapping[str, Any]) -> dict[str, Array]:
+    """The floating-point leaves by path in float64, flat, one row for each tree (T, n)."""
+    rows = []
+    for name, params in trees.items():
+        check_leaves(name, params)
+        check_finite(name, params)
+        pairs = zip(leaf_paths(params), jax.tree.leaves(params), strict=True)
+        rows.append({
+            path: jnp.asarray(leaf).astype(jnp.float64).reshape(-1)
+            for path, leaf in pairs
+            if jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
+        })  # fmt: skip
+        if not rows[-1]:
+            raise ValueError(f"{name} must hold at least one floating-point array.")
+        if jax.tree.map(jnp.shape, rows[-1]) != jax.tree.map(jnp.shape, rows[0]):
+            raise ValueError(
+                f"{name} must be the same tree as {next(iter(trees))}, with leaves of equal sizes."
+            )
+    return {path: jnp.stack([row[path] for row in rows]) for path in rows[0]}
 
 
-def _matching(name: str, params: Any, other: Any) -> tuple[tuple[str, ...], list, list]:
-    names, leaves = _leaves("params" if name == "reference" else "history[0]", params)
-    others, other_leaves = _leaves(name, other)
-    shapes = [a.shape == b.shape for a, b in zip(leaves, other_leaves, strict=False)]
-    if names != others or not all(shapes):
-        raise ValueError(f"{name} must be the same tree as params, with leaves of equal sizes.")
-    return names, leaves, other_leaves
+def _norm(rows: Array) -> Array:
+    return root(jnp.sum(rows**2, axis=-1))
 
 
-def _cosine(dot: Array, a: Array, b: Array) -> Array:
-    """Dot / sqrt(a b), nan where one of them is zero."""
-    both = a * b
-    return jnp.where(both > 0, dot / jnp.sqrt(jnp.where(both > 0, both, 1.0)), jnp.nan)
-
-
-def _sums(first: list[Array], second: list[Array]) -> Array:
-    """Inner products leaf by leaf, (L,)."""
-    return jnp.stack([jnp.sum(a * b) for a, b in zip(first, second, strict=True)])
+def _cosine(first: Array, second: Array) -> Array:
+    """Of rows; nan where one of two is zero."""
+    sizes = jnp.sum(first**2, axis=-1) * jnp.sum(second**2, axis=-1)
+    safe = jnp.sqrt(jnp.where(sizes > 0, sizes, 1.0))
+    return jnp.where(sizes > 0, jnp.sum(first * second, axis=-1) / safe, jnp.nan)
 
 
 def weight_cosine(params: Params, reference: Params) -> Float[Array, ""]:
@@ -68,8 +64,8 @@ def weight_cosine(params: Params, reference: Params) -> Float[Array, ""]:
         0.7071067811865...
     """
     with double():
-        _, a, b = _matching("reference", params, reference)
-        return _cosine(jnp.sum(_sums(a, b)), jnp.sum(_sums(a, a)), jnp.sum(_sums(b, b)))
+        rows = _rows({"params": params, "reference": reference})
+        return _cosine(*jnp.concatenate(list(rows.values()), axis=1))
 
 
 class WeightPath(NamedTuple):
@@ -124,29 +120,16 @@ def weight_path(history: Sequence[Params]) -> WeightPath:
     if len(history) == 0:
         raise ValueError("history must hold the weights of at least one checkpoint.")
     with double():
-        start = history[0]
-        names, first, _ = _matching("history[0]", start, start)
-        steps = [first]
-        for t in range(1, len(history)):
-            steps.append(_matching(f"history[{t}]", start, history[t])[2])
-        squares = jnp.stack([_sums(leaves, leaves) for leaves in steps])  # (T, L)
-        dots = jnp.stack([_sums(leaves, first) for leaves in steps])
-        away = jnp.stack([_sums(d, d) for d in (_minus(leaves, first) for leaves in steps)])
-        moves = [_minus(b, a) for a, b in itertools.pairwise(steps)]
-        lengths = jnp.asarray([jnp.sum(_sums(m, m)) for m in moves], jnp.float64)
-        turns = [jnp.sum(_sums(a, b)) for a, b in itertools.pairwise(moves)]
-        total = jnp.sum(squares, axis=1)
+        rows = _rows({f"history[{t}]": params for t, params in enumerate(history)})
+        whole = jnp.concatenate(list(rows.values()), axis=1)
+        moves = jnp.diff(whole, axis=0)
         return WeightPath(
-            names=names,
-            norm=root(total),
-            distance=root(jnp.sum(away, axis=1)),
-            cosine=_cosine(jnp.sum(dots, axis=1), total, total[:1]),
-            step_norm=root(lengths),
-            step_cosine=_cosine(jnp.asarray(turns, jnp.float64), lengths[:-1], lengths[1:]),
-            leaf_norm=root(squares),
-            leaf_cosine=_cosine(dots, squares, squares[:1]),
+            names=tuple(rows),
+            norm=_norm(whole),
+            distance=_norm(whole - whole[:1]),
+            cosine=_cosine(whole, whole[:1]),
+            step_norm=_norm(moves),
+            step_cosine=_cosine(moves[:-1], moves[1:]),
+            leaf_norm=jnp.stack([_norm(leaf) for leaf in rows.values()], axis=1),
+            leaf_cosine=jnp.stack([_cosine(leaf, leaf[:1]) for leaf in rows.values()], axis=1),
         )
-
-
-def _minus(a: list[Array], b: list[Array]) -> list[Array]:
-    return [p - q for p, q in zip(a, b, strict=True)]

@@ -6,7 +6,7 @@ from tests.conditioning import brute
 
 
 @pytest.mark.parametrize(("d", "k", "m"), [(10, 3, 200), (3, 10, 60), (20, 5, 15)])
-@pytest.mark.parametrize("t", [0.0, 2.0, 3.0])
+@pytest.mark.parametrize("t", [2.0, 3.0])
 def test_the_bound_holds_as_often_as_promised(d, k, m, t):
     rng = np.random.default_rng(0)
     bound = float(conditioning.gaussian_init_bound(d, k, m, var_w=1 / m, var_v=1 / d, t=t))

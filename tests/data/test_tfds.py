@@ -36,14 +36,8 @@ def mocked():
     ("name", "parts", "classes"),
     [
         ("mnist", 2, 10),
-        ("cifar10", 2, 10),
-        ("cifar100", 2, 100),
-        ("caltech_birds2011", 2, 200),
         ("cars196", 2, 196),
-        ("stanford_dogs", 2, 120),
         ("oxford_flowers102", 3, 102),
-        ("dtd", 3, 47),
-        ("food101", 2, 101),
         ("tfds:svhn_cropped", 1, 10),
     ],
 )

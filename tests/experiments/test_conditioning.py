@@ -14,7 +14,6 @@ from experiments.conditioning import (
     fine_tuning,
     inputs,
     pruning,
-    training_time,
 )
 from jaxttp import conditioning, from_nnx
 from jaxttp.conditioning import sweep
@@ -24,11 +23,8 @@ from jaxttp.conditioning import sweep
 ROWS = [
     # hidden width, weight matrices, kappa, its deviation over three draws, convex bound
     (500, 2, 6.90, 0.26, 6.90),
-    (500, 4, 23.6, 1.8, 31.5),
     (500, 6, 52.3, 1.7, 79.6),
-    (1000, 2, 4.73, 0.2, 4.73),
     (1000, 4, 10.6, 0.4, 13.8),
-    (1000, 6, 18.9, 0.5, 28.1),
 ]
 
 
@@ -96,7 +92,7 @@ def test_bad_inputs_are_refused(changes, match):
 def test_convolution_is_the_exact_gauss_newton_matrix():
     filters = convolution.draw((2, 1), 2, jax.random.key(0))
     kappa, rank = convolution.kappa(filters, 4)
-    exact = conditioning.convolution_point(filters, (4, 4))
+    exact = conditioning.condition_number(conditioning.gauss_newton_convolution(filters, (4, 4)))
     np.testing.assert_allclose(kappa, float(exact.value), rtol=1e-8)  # eigenvalues at kappa ~ 1e2
     assert rank == int(exact.rank) == 9  # the 3 x 3 filter that both layers make
 
@@ -150,11 +146,6 @@ def test_growth_with_depth_is_a_power():
     table = 1 + 3 * np.array(values, float)[:, None] ** 2 * np.ones((1, 2))
     one = conditioning.ConditionSweep("depth", values, table, table, table)
     assert depth.exponent(one) == pytest.approx(2.0)
-
-
-def test_first_step_below_a_share():
-    assert training_time.first_below(np.array([4.0, 2.0, 1.0]), 0.3) == 2
-    assert training_time.first_below(np.array([4.0, 2.0, 1.0]), 0.1) == np.inf
 
 
 @pytest.mark.slow

@@ -21,7 +21,6 @@ QUICK = ("ttp-datasets", "xgn-regression-mini")
 DRY = (
     "ttp-datasets",
     "gnc-along-training",  # training, data sets that are not there
-    "gnc-pruning-mlp",  # phases of training
     "xgn-full-batch",  # exact steps, a batch size that is the data's
 )
 """One of a family; every preset of the papers is cut to one step below."""

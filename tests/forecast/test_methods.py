@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from jaxttp import compare, online, predict_training_time, sweep, training_time
+from jaxttp import compare, predict_training_time, sweep, training_time
 from jaxttp.dynamics.weight_space import weight_space
 from jaxttp.forecast import (
     Candidate,
@@ -31,7 +31,7 @@ from jaxttp.forecast import (
 )
 from jaxttp.forecast.methods import Path
 from jaxttp.losses.rule import goal_words
-from jaxttp.ntk.estimators import Estimate, Exact, KernelEstimator, Sketched
+from jaxttp.ntk.estimators import Exact, KernelEstimator, Sketched
 from tests.draws import normal, split
 
 KEYS = split(5, 3)
@@ -105,11 +105,8 @@ class Multiplied(KernelEstimator):
 
     factor: float
 
-    def estimate(self, problem, weights, progress=None):
-        return Estimate(self.factor * Exact().estimate(problem, weights).kernel)
-
-    def cross(self, problem, weights, x):
-        return self.factor * Exact().cross(problem, weights, x)
+    def between(self, problem, weights, x1, x2, progress=None):
+        return self.factor * Exact().between(problem, weights, x1, x2)
 
 
 class Halved(Rule):
@@ -193,12 +190,12 @@ def test_what_one_front_door_can_do_the_others_can():
     ranked = compare(
         candidates, X, Y, learning_rate=1.0, steps=20, time_steps=False, relinearize=0, **sketch
     )
-    assert ranked.steps.tolist() == [swept.steps[1].tolist()]
-    assert ranked.trust == (one.trust,)
+    assert ranked.sweep.steps.tolist() == [swept.steps[1].tolist()]
+    assert ranked.sweep.trust == {0: one.trust}
     watch = Online(network, W, X, Y, settings[1], **sketch)
     watch(0, W, 0.8)
     watch(1, W, 0.7)
-    assert list(watch.forecast("losses").steps) == [0.6, 0.5]
+    assert list(watch.forecast().steps) == [0.6, 0.5]
 
 
 def test_goals_in_words():
@@ -209,11 +206,6 @@ def test_goals_in_words():
         problem(), Descent.of(learning_rate=1.0, steps=9), rule=Rule((0.5,), kind="absolute")
     )
     assert "loss below 0.5" in str(found)
-
-
-LOSSES = {"losses": np.array([0.8, 0.7])}
-KERNEL = jnp.eye(2).reshape(2, 1, 2, 1)
-ONLINE = (KERNEL, jnp.zeros((2, 1)), jnp.ones((2, 1)), Hyperparameters(0.1, loss="squared_error"))
 
 
 @pytest.mark.parametrize(
@@ -237,7 +229,8 @@ ONLINE = (KERNEL, jnp.zeros((2, 1)), jnp.ones((2, 1)), Hyperparameters(0.1, loss
         (lambda: Sketched(9, None), "sketch_dim=9 needs key"),
         (lambda: Sketched(0, KEY), "sketch_dim must be an integer of at least 1"),
         (lambda: problem(x_test=X), "x_test and y_test belong together"),
-        (lambda: online(*ONLINE, **LOSSES, rule=Rule(metric="error")), "only the loss"),
+        (lambda: Online(network, W, X, Y, Hyperparameters(0.1), rule=Rule(metric="error")),
+         "only the loss"),
     ],
 )  # fmt: skip
 def test_values_check_themselves(call, message):
@@ -306,7 +299,10 @@ def test_a_value_leaves_no_room_for_keywords():
     with pytest.raises(ValueError, match="paths=2 does nothing here"):
         predict_training_time(network, W, X, Y, paths=2, **common)
     with pytest.raises(ValueError, match="rule is a Rule"):
-        sweep_kernel(KERNEL, *ONLINE[1:3], [ONLINE[3]], thresholds=(0.1,), rule=Rule())
+        sweep_kernel(
+            jnp.eye(2), jnp.zeros((2, 1)), jnp.ones((2, 1)), [Hyperparameters(0.1)],
+            thresholds=(0.1,), rule=Rule(),
+        )  # fmt: skip
 
 
 @pytest.fixture(scope="module")

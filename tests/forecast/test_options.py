@@ -120,7 +120,7 @@ CASES = [
     pytest.param(swept, {"settings": TWO, "key": KEY}, "between 1 and 12; got 13", id="sweep, 13"),
     pytest.param(swept, {"settings": TWO}, "between 1 and 12; got 13", id="sweep, 13 without key"),
     pytest.param(swept, {"settings": ()}, "settings must hold at least one", id="sweep, nothing"),
-    pytest.param(swept, {"step_seconds": {4: 1.0}}, "step_seconds has no entry", id="sweep, timed"),
+    pytest.param(swept, {"step_seconds": [1.0]}, "one a setting, 2; got 1", id="sweep, timed"),
     pytest.param(compared, {"momentum": 1.0}, "momentum must be", id="compare, momentum"),
     pytest.param(compared, {"thresholds": (0.0,)}, "thresholds must be", id="compare, thresholds"),
     pytest.param(watched, {"rule": "soon"}, "rule='soon' is not known", id="Online, rule"),
@@ -200,15 +200,6 @@ def test_labels_are_looked_at_before_the_kernel(monkeypatch):
         sweep(Counted(), W, X, bad, grid(learning_rate=0.1))
     with pytest.raises(ValueError, match=r"y holds .* 7"):
         Online(Counted(), W, X, bad, Hyperparameters(0.1))
-
-
-def test_online_options():
-    y, setting = jnp.ones((2, 1)), Hyperparameters(0.2, loss="squared_error", steps=5)
-    watch = Online(lambda w, x: x @ w, jnp.zeros((2, 1)), jnp.eye(2), y, setting)
-    watch(0, jnp.zeros((2, 1)), 0.5)
-    watch(1, jnp.full((2, 1), 0.1), 0.4)
-    with pytest.raises(ValueError, match="rebuilds=2 does nothing here: it is for kind='weights'"):
-        watch.forecast("losses", rebuilds=2)
 
 
 def test_a_kernel_that_exists_is_checked_likewise():

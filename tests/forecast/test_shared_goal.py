@@ -19,7 +19,7 @@ KEYS = split(17, 2)
 X = normal(KEYS[0], (10, 3))
 Y = jnp.asarray(np.asarray(X)[:, 0] > 0).astype(int)
 W = normal(KEYS[1], (3, 2), 1 / 3)
-RATES = (0.05, 0.2, 0.8, 3.0)
+RATES = (0.05, 0.8, 3.0)
 SETTINGS = grid(learning_rate=RATES, momentum=(0.0, 0.5), steps=30)
 
 
@@ -66,9 +66,7 @@ def test_all_settings_are_measured_by_it(plain):
 
 
 def test_where_no_goal_is_for_all():
-    """Losses of two kinds say nothing of each other; some rules have the same goals already."""
-    several = (*SETTINGS[:2], *grid(learning_rate=0.05, loss="squared_error", steps=30))
-    assert sweep(linear, W, X, Y, several, relinearize=0).targets == ()
+    """Some rules have the same goals already."""
     below = sweep(linear, W, X, Y, SETTINGS, relinearize=0, rule="absolute", thresholds=(0.5,))
     assert below.targets == ()
     given = sweep(linear, W, X, Y, SETTINGS, relinearize=0, target_loss=0.5)
@@ -106,17 +104,17 @@ def test_a_linear_network_is_raced_to_its_true_winner(plain):
     assert found.trainings > plain.trainings
 
 
-def test_what_is_thrown_about_counts_twice(plain):
+def test_what_oscillates_counts_twice(plain):
     order, times = plain.ranking(), plain.times()
     leader = order[0]
     one = prediction(doubted_from=0, targets=dict.fromkeys(plain.targets, 0))
-    rough = dataclasses.replace(plain, forecasts={leader: one}, relinearized=(leader,))
+    found = dataclasses.replace(plain, forecasts={leader: one}, relinearized=(leader,))
     weighed = {i: times[i] * (2 if i == leader else 1) for i in order}
-    ranked = [weighed[i] for i in rough.ranking()]
+    ranked = [weighed[i] for i in found.ranking()]
     assert ranked == sorted(ranked)
-    assert rough.times().tolist() == times.tolist()
-    assert "thrown about" in str(rough)
-    assert [row["rough"] for row in rough.rows()] == [i == leader for i in range(len(times))]
+    assert found.times().tolist() == times.tolist()
+    assert f"about {times[leader]}" in str(found)
+    assert [row["oscillates"] for row in found.rows()] == [i == leader for i in range(len(times))]
 
 
 def test_neighbours_differ_in_nothing_but_the_rate():
@@ -137,4 +135,4 @@ def test_the_cost_is_counted(plain):
     assert plain.trainings == pytest.approx(screening / price.training)
     kernel = jnp.eye(4).reshape(2, 2, 2, 2)
     found = sweep_kernel(kernel, jnp.zeros((2, 2)), jnp.array([0, 1]), SETTINGS)
-    assert (found.trainings, found.price) == (None, "")
+    assert found.trainings is None

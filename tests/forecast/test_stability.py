@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from jaxttp import predict_training_time
-from jaxttp.forecast import Hyperparameters, grid, online, sweep_kernel
+from jaxttp.forecast import Hyperparameters, Online, grid, sweep_kernel
 from jaxttp.forecast.stability import Rates, constant_rate, rises, stability_message
 
 RNG = np.random.default_rng(0)
@@ -187,13 +187,19 @@ def test_words_for_every_case():
 
 
 def test_a_corrected_forecast_that_doubles_what_was_seen_is_not_stable():
-    kernel = jnp.array([[40.0]]).reshape(1, 1, 1, 1)  # a schedule that rises beyond 2/40
+    kernel = 40.0  # and a schedule that rises beyond 2/40
     setting = Hyperparameters(
         0.06, schedule=lambda t: jnp.where((t > 3) & (t < 30), 1.0, 0.05), loss="squared_error",
         steps=200,
     )  # fmt: skip
-    real = 0.5 * (1 - 40 * 0.003) ** (2 * np.arange(4))
-    found = online(kernel, jnp.zeros((1, 1)), jnp.ones((1, 1)), setting, losses=real)
+    watch = Online(lambda w, x: x @ w, jnp.zeros((1, 1)), jnp.full((1, 1), kernel**0.5),
+                   jnp.ones((1, 1)), setting)  # fmt: skip
+    output = 0.0
+    for step in range(4):
+        watch(step, jnp.full((1, 1), output / kernel**0.5), 0.5 * (1 - output) ** 2)
+        output += kernel * 0.003 * (1 - output)
+    found = watch.forecast()
     assert found.loss.max() > 2 * found.loss[0] > found.loss[-1]
     assert not found.stable
     assert set(found.steps.values()) == {-1}
+    assert "diverges" in str(found)

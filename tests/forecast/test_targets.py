@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxttp import compare, online, predict_training_time, race, sweep, train
+from jaxttp import compare, predict_training_time, race, sweep, train
 from jaxttp.cli._tables import cells
 from jaxttp.forecast import (
     Candidate,
@@ -172,7 +172,6 @@ def test_sweeps_rank_by_the_first_target(tmp_path):
     ))  # fmt: skip
     np.testing.assert_array_equal(found.cost()[found.stable & (times >= 0)],
                                   0.5 * times[found.stable & (times >= 0)])  # fmt: skip
-    assert found.cheapest() == found.cheapest(targets[0])
     assert found.pareto() == found.pareto(targets[0])
     assert "the first to loss below 0.3" in str(found)
     assert f"loss below 0.3: step {times[found.best()]}" in str(found)
@@ -193,28 +192,17 @@ def test_comparisons_rank_by_targets_first():
         starts, X, Y, learning_rate=1.0, steps=20, time_steps=False, target_loss=0.55,
         target_error=0.25, relinearize=0,
     )  # fmt: skip
-    assert found.targets == (Target(0.55), Target(0.25, "error"))
+    swept = found.sweep
+    assert swept.targets == (Target(0.55), Target(0.25, "error"))
     for i in range(2):
-        assert found.target_steps[i, 0] == first_below(found.loss[i], 0.55)
-        assert found.target_steps[i, 1] == first_below(found.error[i], 0.25)
+        assert swept.target_steps[i, 0] == first_below(swept.loss[i], 0.55)
+        assert swept.target_steps[i, 1] == first_below(swept.error[i], 0.25)
     assert found.names == ("fast", "slow")
-    assert found.target_steps[0, 0] >= 0
+    assert swept.target_steps[0, 0] >= 0
     row = found.rows()[0]
-    assert row["steps_loss_0.55"] == found.target_steps[0, 0]
+    assert row["steps_loss_0.55"] == swept.target_steps[0, 0]
     assert "loss below 0.55, error below 0.25" in str(found)
-    assert len(found.thresholds) == 2  # a tenth and a half of the start, as ever
-
-
-def test_corrected_forecasts_read_the_corrected_curve():
-    setting = Hyperparameters(0.2, loss="squared_error", steps=40)
-    real = 0.5 * 0.85 ** (2 * np.arange(9))
-    ones = jnp.ones((2, 1))
-    found = online(
-        jnp.eye(2), jnp.zeros((2, 1)), ones, setting, losses=real, target_loss=(0.3, 0.01)
-    )
-    assert found.targets == {Target(v): first_below(found.loss, v) for v in (0.3, 0.01)}
-    assert found.targets[Target(0.3)] < 8 < found.targets[Target(0.01)]
-    assert "loss below 0.01" in str(found)
+    assert len(swept.thresholds) == 2  # a tenth and a half of the start, as ever
 
 
 def test_the_callback_takes_targets():
@@ -222,9 +210,9 @@ def test_the_callback_takes_targets():
     watch = Online(network, W, X, Y, setting, target_loss=0.5)
     train(network, W, X, Y, loss="cross_entropy", optimizer=setting.optimizer(), steps=4,
           callback=watch)  # fmt: skip
-    for kind in ("losses", "weights"):
-        found = watch.forecast(kind, **({"rebuilds": 1} if kind == "weights" else {}))
-        assert found.targets == {Target(0.5): first_below(found.loss, 0.5)}
+    found = watch.forecast()
+    assert found.targets == {Target(0.5): first_below(found.loss, 0.5)}
+    assert "loss below 0.5" in str(found)
 
 
 def test_a_time_that_may_never_come_is_said_so():
@@ -325,23 +313,17 @@ def test_goals_that_hold_before_training_advise_no_rate():
         assert "try" not in str(found)
 
 
-def test_settings_are_told_apart_by_their_losses_and_horizons():
-    losses = ("cross_entropy", "squared_error")
-    settings = grid(learning_rate=(0.1, 0.2), steps=(5, 8), loss=losses)
-    found = sweep(
-        lambda w, x: x @ w, jnp.zeros((4, 2)), jnp.eye(4), jnp.array([0, 1, 0, 1]), settings,
-        relinearize=0,
-    )  # fmt: skip
-    assert found.named(0) == "rate 0.1, cross_entropy, 5 steps"
-    assert len({found.named(i) for i in range(8)}) == 8
+def test_settings_are_told_apart_by_their_horizons():
+    settings = grid(learning_rate=(0.1, 0.2), steps=(5, 8))
+    data = lambda w, x: x @ w, jnp.zeros((4, 2)), jnp.eye(4), jnp.array([0, 1, 0, 1])
+    found = sweep(*data, settings, relinearize=0)
+    assert [found.named(i) for i in (0, 1)] == ["rate 0.1, 5 steps", "rate 0.1, 8 steps"]
     # The picture has a row for each of them, and no time in place of another.
     heat = found.plot().axes[0]
-    assert len(heat.get_yticklabels()) == 4
     shown = np.ma.filled(heat.collections[0].get_array(), -1)
-    order = [(loss, steps) for steps in (5, 8) for loss in losses]
-    for i, one in enumerate(settings):
-        row = order.index((one.loss, one.steps))
-        assert shown[row, (0.1, 0.2).index(one.learning_rate)] == found.times()[i]
+    np.testing.assert_array_equal(shown, found.times().reshape(2, 2).T)
+    with pytest.raises(ValueError, match="share one loss, to be compared; got cross_entropy, squa"):
+        sweep(*data, grid(learning_rate=0.1, loss=("cross_entropy", "squared_error")))
 
 
 def test_starts_without_errors_have_no_goals_of_their_own():

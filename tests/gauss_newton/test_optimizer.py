@@ -41,8 +41,6 @@ def test_an_update_is_minus_the_rate_times_the_direction(curvature):
     assert int(state[0].steps) == 1
     np.testing.assert_array_equal(state[0].ranks, info.ranks)
     np.testing.assert_allclose(state[0].residual, info.residual, atol=1e-12)  # the same sums
-    given, _ = optimizer.update(w, optimizer.init(w), w, x=x, epsilon=epsilon, bottlenecks=v)
-    np.testing.assert_allclose(given, updates, atol=1e-12)  # the same sums
 
 
 def test_a_step_is_exact_by_default_and_says_where_it_is_not():
@@ -80,17 +78,13 @@ def test_bad_updates():
     with pytest.raises(ValueError, match="one RevMLP"):
         optimizer.init({"a": w, "b": w})
     state = optimizer.init(w)
-    with pytest.raises(ValueError, match="needs the batch beside the gradients"):
-        optimizer.update(w, state, w)
-    for data in ({"x": x}, {"y": x}, {"x": x, "y": x, "epsilon": x}):
-        with pytest.raises(ValueError, match="exactly one of its targets"):
+    for data in ({}, {"x": x}, {"y": x}):
+        with pytest.raises(ValueError, match="needs the weights and the batch"):
             optimizer.update(w, state, w, bottlenecks=v, **data)
-    with pytest.raises(ValueError, match="exactly one of its targets"):
+    with pytest.raises(ValueError, match="needs the weights and the batch"):
         optimizer.update(w, state, x=x, y=x, bottlenecks=v)
     with pytest.raises(ValueError, match="N = 21"):
         optimizer.update(w, state, w, x=np.ones((21, 6)), y=np.ones((21, 6)), bottlenecks=v)
-    with pytest.raises(ValueError, match="the shape of the outputs"):
-        optimizer.update(w, state, w, x=x, epsilon=np.ones((6, 2)), bottlenecks=v)
 
 
 SMALL = {"blocks": 1, "half": 3, "width": 30, "samples": 5}
@@ -183,21 +177,18 @@ def test_training_with_the_wrong_network_or_loss_is_refused():
 
 
 def test_noise_draws_anew_in_every_step(key):
-    """By the key of an update, or one derived from the optimizer's own and the step."""
-    w, v, x = network()
+    """By a key derived from the optimizer's own and the step."""
+    w, v, x = network(**SMALL)
     data = {"x": x, "y": 0 * x, "bottlenecks": v}
     keyless = gauss_newton(1.0, activation="tanh", pseudoinverse="noise")
     with pytest.raises(ValueError, match="needs key"):
         keyless.update(w, keyless.init(w), w, **data)
-    updates, _ = keyless.update(w, keyless.init(w), w, **data, key=key)
-    epsilon = revmlp_forward(w, v, x, activation="tanh")
-    expected = gauss_newton_direction(
-        w, v, x, epsilon, activation="tanh", pseudoinverse="noise", key=key
-    )
-    np.testing.assert_allclose(updates, -expected, atol=1e-12)  # the same sums
     optimizer = gauss_newton(1.0, activation="tanh", pseudoinverse="noise", key=key)
     first, state = optimizer.update(w, optimizer.init(w), w, **data)
+    expected = gauss_newton_direction(
+        w, v, x, revmlp_forward(w, v, x, activation="tanh"), activation="tanh",
+        pseudoinverse="noise", key=jax.random.fold_in(key, 0),
+    )  # fmt: skip
+    np.testing.assert_allclose(first, -expected, atol=1e-12)  # the same sums
     second, _ = optimizer.update(w, state, w, **data)
-    again, _ = keyless.update(w, state, w, **data, key=jax.random.fold_in(key, 0))
-    np.testing.assert_array_equal(first, again)  # of step 0, though it is step 1
     assert np.abs(first - second).max() > 0.01 * np.abs(first).max()

@@ -19,8 +19,7 @@ def softmax(f):
     return np.exp(f) / np.exp(f).sum(-1, keepdims=True)
 
 
-@pytest.mark.parametrize("damping", [0.0, 0.1])
-@pytest.mark.parametrize("custom", [False, True])
+@pytest.mark.parametrize(("damping", "custom"), [(0.0, False), (0.1, True), (0.1, False)])
 def test_softmax_hessian_is_pseudo_inverted(damping, custom):
     loss = cross_entropy
     if custom:  # the general route, by eigh
@@ -77,9 +76,9 @@ def test_saturated_outputs_stay_finite(dtype):
 
 
 def test_the_softmax_with_identity_has_a_slow_tail():
-    path = forecast_steps(F, LABELS, loss="cross_entropy", learning_rate=1.0, steps=4000)
+    path = forecast_steps(F, LABELS, loss="cross_entropy", learning_rate=1.0, steps=2000)
     # loss ~ 1/(c t): doubling the time halves it.
-    assert 1.8 < float(path.loss[2000] / path.loss[4000]) < 2.2
+    assert 1.8 < float(path.loss[1000] / path.loss[2000]) < 2.2
     squared = forecast_steps(F, LABELS, loss="squared_error", learning_rate=0.5, steps=20)
     np.testing.assert_allclose(squared.loss, squared.loss[0] * 0.25 ** jnp.arange(21.0))
 

@@ -70,9 +70,6 @@ def networks():
             t.LlamaConfig(**GROUPED, tie_word_embeddings=True)
         ),
         "qwen2-lm": lambda: t.Qwen2ForCausalLM(t.Qwen2Config(**GROUPED, tie_word_embeddings=True)),
-        "qwen2-window": lambda: t.Qwen2ForSequenceClassification(
-            t.Qwen2Config(**GROUPED, use_sliding_window=True, sliding_window=3, max_window_layers=1)
-        ),
         "mistral-lm": lambda: t.MistralForCausalLM(
             t.MistralConfig(**GROUPED, sliding_window=3, rms_norm_eps=1e-5)
         ),

@@ -105,14 +105,14 @@ def test_folders_that_do_not_fit(copied, llama):
     name = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
     part = {key: value for key, value in whole.items() if key != name}
     safetensors.numpy.save_file(part | {"base_model.model.x.lora_A.weight": whole[name]}, path)
-    with pytest.raises(ValueError, match=r"unexpected: base_model.model.x.lora_A.weight; missing: "
-                       "the other half of blocks/0/attention/q_proj/kernel"):  # fmt: skip
+    with pytest.raises(ValueError, match=r"missing: .*layers.0.self_attn.q_proj.lora_A.weight; "
+                       "unexpected: base_model.model.x.lora_A.weight"):  # fmt: skip
         load_adapter(llama, copied)
     path.write_bytes(b"nonsense" * 4)
     with pytest.raises(ValueError, match="is not a safetensors file"):
         load_adapter(llama, copied)
     path.unlink()
-    with pytest.raises(FileNotFoundError, match=r"has no adapter_model\.safetensors"):
+    with pytest.raises(FileNotFoundError, match=r"adapter_model\.safetensors.* is not a file"):
         load_adapter(llama, copied)
     (copied / "adapter_config.json").unlink()
     with pytest.raises(FileNotFoundError, match=r"has no adapter_config\.json"):

@@ -16,11 +16,8 @@ from jaxttp.models import (
     calibrate_batch_norm,
     resnet18,
     resnet20,
-    resnet32,
-    resnet34,
     resnet50,
     vgg5,
-    vit_base,
     vit_small,
     vit_tiny,
 )
@@ -52,14 +49,10 @@ def images(n=4):
     [
         # As torchvision and timm count them.
         (resnet18, 11_689_512),
-        (resnet34, 21_797_672),
         (resnet50, 25_557_032),
-        (vit_tiny, 5_717_416),
         (vit_small, 22_050_664),
-        (vit_base, 86_567_656),
         # Ours, by hand: stem, stages, shortcuts, norms, head.
         (resnet20, 272_474),
-        (resnet32, 466_906),
         (vgg5, 1_558_026),
     ],
 )
@@ -177,7 +170,11 @@ def test_bad_arguments(build, message):
     [
         (lambda: vgg5(rngs=nnx.Rngs(0)), (2, 32, 32, 1), r"not a batch of images \(N, H, W, 3\)"),
         (lambda: vgg5(rngs=nnx.Rngs(0)), (2, 8, 8, 3), "at least 16 pixels a side"),
-        (lambda: vit_tiny(rngs=nnx.Rngs(0)), (2, 64, 64, 3), "the positions fix the size"),
+        (
+            lambda: vit_tiny(depth=1, rngs=nnx.Rngs(0)),
+            (2, 64, 64, 3),
+            "the positions fix the size",
+        ),
     ],
 )
 def test_images_that_do_not_fit(build, shape, message):

@@ -2,7 +2,6 @@
 
 import functools
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 
@@ -300,18 +299,6 @@ def odd_uses():
     return apply_fn, params, normal(0, (5, 4))
 
 
-@as_users_write
-def equinox_model():
-    with jax.enable_x64(True):
-        net = eqx.nn.MLP(4, 3, 5, 2, activation=jax.nn.tanh, key=jax.random.key(0))
-    params, static = eqx.partition(net, eqx.is_inexact_array)
-
-    def apply_fn(params, x):
-        return jax.vmap(eqx.combine(params, static))(x)
-
-    return apply_fn, params, normal(0, (5, 4))
-
-
 NETWORKS = {
     function.__name__: function
     for function in (
@@ -329,6 +316,5 @@ NETWORKS = {
         rematerialised,
         custom_derivatives,
         odd_uses,
-        equinox_model,
     )
 }

@@ -15,7 +15,6 @@ from jaxttp.ntk import (
     gram,
     ntk_operator,
     ntk_plan,
-    psd_report,
     sketch_jacobian,
 )
 from jaxttp.ntk._compiled import compiled
@@ -48,12 +47,15 @@ def made(name):
     return apply_fn, params, x, oracles.kernel(apply_fn, params, x)
 
 
+# What plain differentiation does is the same for most networks.
+PLAIN = ("mlp", "conv_channels_first", "embedding_bag", "scanned", "custom_derivatives", "odd_uses")
+
+
 @pytest.mark.parametrize(
     ("name", "method"),
     [
-        pytest.param(n, m, marks=pytest.mark.slow if n in LARGE else ())
-        for n in NETWORKS
-        for m in ("layerwise", "jacobian", "vector_product")
+        *(pytest.param(n, "layerwise", marks=[pytest.mark.slow] * (n in LARGE)) for n in NETWORKS),
+        *((n, m) for n in PLAIN for m in ("jacobian", "vector_product")),
     ],
 )
 def test_agrees_with_the_brute_force_jacobian(name, method):
@@ -64,7 +66,7 @@ def test_agrees_with_the_brute_force_jacobian(name, method):
 
 
 @pytest.mark.parametrize("method", ["layerwise", "vector_product"])
-@pytest.mark.parametrize("name", ["conv_channels_first", "embedding_bag", "tied_weights"])
+@pytest.mark.parametrize("name", ["conv_channels_first", "embedding_bag"])
 def test_ragged_blocks_change_nothing(name, method):
     apply_fn, params, x, wanted = made(name)
     blocks = empirical_ntk(apply_fn, params, x, method=method, batch_size=2)
@@ -79,7 +81,7 @@ def twelve():
 
 
 @pytest.mark.slow
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(
     n1=st.integers(1, 6), n2=st.integers(1, 6), batch_size=st.integers(1, 7), cross=st.booleans()
 )
@@ -90,10 +92,14 @@ def test_any_shape_and_batch_size(n1, n2, batch_size, cross):
     close(kernel, full[:n1, :, 6 : 6 + n2] if cross else full[:n1, :, :n1])
 
 
-@pytest.mark.parametrize("batch_size", [None, 2])
-@pytest.mark.parametrize("method", ["layerwise", "jacobian", "vector_product"])
 @pytest.mark.parametrize(
-    "name", [pytest.param("conv_channels_first", marks=pytest.mark.slow), "embedding_bag"]
+    ("name", "method", "batch_size"),
+    [
+        ("embedding_bag", "jacobian", 2),
+        ("embedding_bag", "vector_product", None),
+        ("embedding_bag", "layerwise", None),
+        pytest.param("conv_channels_first", "layerwise", 2, marks=pytest.mark.slow),
+    ],
 )
 def test_trace_and_diagonal(name, method, batch_size):
     apply_fn, params, x, wanted = made(name)
@@ -112,7 +118,6 @@ def wide_net(classes, n=5):
     return lambda p, x: jnp.tanh(x @ p["a"]) @ p["w"] + p["b"], params, normal(0, (n, 4))
 
 
-@pytest.mark.parametrize("output", ["full", "trace", "diagonal"])
 @pytest.mark.parametrize(
     "head",
     [
@@ -124,7 +129,7 @@ def wide_net(classes, n=5):
         lambda p, h: (lambda f: f - jax.nn.logsumexp(f, 1, keepdims=True))(h @ p["w"]),
     ],
 )
-def test_last_layers_of_every_kind(head, output):
+def test_last_layers_of_every_kind(head):
     """Their cotangents are not computed where they are unit vectors."""
     shapes = {"a": (4, 6), "w": (6, 10), "b": (10,), "v": (6, 10)}
     params = {name: normal(i, shape) for i, (name, shape) in enumerate(shapes.items())}
@@ -135,12 +140,9 @@ def test_last_layers_of_every_kind(head, output):
             return head(p, jnp.tanh(x @ p["a"]))
 
     wanted = oracles.kernel(apply_fn, params, x)
-    wanted = {
-        "full": wanted,
-        "diagonal": jnp.einsum("ncmc->nmc", wanted),
-        "trace": jnp.einsum("ncmc->nm", wanted) / wanted.shape[1],
-    }[output]
-    close(empirical_ntk(apply_fn, params, x, output=output), wanted)
+    close(empirical_ntk(apply_fn, params, x), wanted)
+    trace = empirical_ntk(apply_fn, params, x, output="trace")
+    close(trace, jnp.einsum("ncmc->nm", wanted) / wanted.shape[1])
 
 
 def _scan(table, tokens):
@@ -170,11 +172,11 @@ def test_tokens_outside_the_table_are_as_in_reverse_mode(lookup):
 
     jacobian = jax.jit(jax.jacrev(apply_fn))(table, tokens).reshape(9, -1)
     full = (jacobian @ jacobian.T).reshape(3, 3, 3, 3)
-    for method in ("layerwise", "jacobian", "vector_product"):
+    for method in ("layerwise", "vector_product"):
         close(empirical_ntk(apply_fn, table, tokens, method=method), full)
     trace = empirical_ntk(apply_fn, table, tokens, method="layerwise", output="trace")
     close(trace, jnp.einsum("ncmc->nm", full) / 3)
-    products = ntk_operator(apply_fn, table, tokens, batch_size=2).mv(full[0, 0])
+    products = ntk_operator(apply_fn, table, tokens).mv(full[0, 0])
     close(products, jnp.einsum("ncmd,md->nc", full, full[0, 0]))
 
 
@@ -183,7 +185,6 @@ def test_tokens_outside_the_table_are_as_in_reverse_mode(lookup):
     [
         ("mlp", "0/w", "activation"),
         ("mlp", "0/b", "with weight"),
-        ("equinox_model", "layers/0/bias", "with weight"),
         ("ntk_parametrisation", "a", "activation"),
         ("residual_net", "stem", "gradient"),
         ("rematerialised", "c", "direct"),
@@ -220,8 +221,7 @@ def test_integer_parameters_are_constants():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["layerwise", "vector_product"])
-@pytest.mark.parametrize("batch_size", [None, 2])
+@pytest.mark.parametrize(("method", "batch_size"), [("layerwise", 2), ("vector_product", None)])
 def test_under_jit_and_vmap(method, batch_size):
     apply_fn, params, x = conv_channels_first()
     options = {"method": method, "batch_size": batch_size}
@@ -236,32 +236,22 @@ def test_under_jit_and_vmap(method, batch_size):
     close(both[1], wanted[2:, :, 2:])
 
 
-def test_network_that_closes_over_a_tracer():
-    x = normal(0, (4, 3))
-
-    @jax.jit
-    def kernel(scale):
-        return empirical_ntk(lambda w, x: scale * (x @ w), jnp.ones((3, 1)), x)[:, 0, :, 0]
-
-    close(kernel(2.0), 4.0 * x @ x.T)
-    close(kernel(3.0), 9.0 * x @ x.T)
-
-
 @pytest.mark.parametrize("batch_size", [None, 2])
 def test_float64_sums_without_the_global_switch(batch_size):
     apply_fn, params, x = conv_channels_first()
     params, x = jax.tree.map(lambda a: a.astype(jnp.float32), (params, x))
     with jax.enable_x64(False):
-        narrow = empirical_ntk(apply_fn, params, x, batch_size=batch_size)
-        wide = empirical_ntk(
-            apply_fn, params, x, batch_size=batch_size, accumulation_dtype="float64"
+        narrow, wide = (
+            gram.kernel_of(apply_fn, params, x, batch_size=batch_size, sums=sums)
+            for sums in ("float32", "float64")
         )
     assert narrow.dtype == jnp.float32
     assert wide.dtype == jnp.float64
     # The float32 features err by some 1e-7 in either case.
     close(wide, narrow.astype(jnp.float64), 1e-5)
     # In float64 the Gram matrix of float32 gradients is positive semi-definite to float64 rounding.
-    assert bool(psd_report(wide).is_psd)
+    values = np.linalg.eigvalsh(np.asarray(wide).reshape(15, 15))
+    assert values[0] > -1e-14 * values[-1]
 
 
 def test_compiled_once_and_results_never_cached():
@@ -320,8 +310,6 @@ def _bad(error, match, **changes):
         _bad(ValueError, "trainable must", trainable=[True]),
         _bad(ValueError, "trainable must hold True or False", trainable=0.5),
         _bad(ValueError, "must return outputs", apply_fn=lambda p, x: (x @ p[0]["w"])[:, 0]),
-        _bad(ValueError, "accumulation_dtype", accumulation_dtype="float16"),
-        _bad(ValueError, "narrower", accumulation_dtype="float32"),
         _bad(ValueError, "does not hold batch_size", batch_size=4, max_bytes=10),
     ],
 )

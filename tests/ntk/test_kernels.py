@@ -10,7 +10,6 @@ import jaxttp
 from jaxttp._core.checks import all_finite
 from jaxttp.dynamics import recursion
 from jaxttp.dynamics.stability import max_learning_rate
-from jaxttp.forecast.sweep import sweep_kernel
 from jaxttp.ntk import Factored, Sketched, as_matrix, eigendecomposition
 from jaxttp.ntk.estimators import delete_groups
 from jaxttp.ntk.kernels import Scalar, operator_of
@@ -67,9 +66,6 @@ def test_factors_stand_for_their_array():
     np.testing.assert_allclose(values, eigendecomposition(SQUARE.dense()).values, atol=1e-10)
     limits = [max_learning_rate(k, F0, Y, loss="cross_entropy") for k in (SQUARE, SQUARE.dense())]
     np.testing.assert_allclose(*limits, rtol=1e-10)
-    settings = jaxttp.grid(learning_rate=(0.01, 0.1), steps=5)
-    found, want = (sweep_kernel(k, F0, Y, settings) for k in (SQUARE, SQUARE.dense()))
-    np.testing.assert_allclose(found.loss, want.loss, rtol=1e-10)
 
 
 def test_what_is_not_finite_is_seen():

@@ -9,7 +9,7 @@ import pytest
 
 from jaxttp.ntk import _plan, empirical_ntk, ntk_plan
 from jaxttp.ntk._plan import Blocks
-from jaxttp.ntk._products import Outer, _width, product_of_outer
+from jaxttp.ntk._products import Outer, product_of_outer
 from jaxttp.ntk.layerwise import PRODUCTS
 from tests import oracles
 from tests.draws import normal
@@ -39,11 +39,10 @@ def made():
 @pytest.fixture
 def blocks(monkeypatch):
     """No kernel fits into one piece; the blocks are those that are set here."""
-    monkeypatch.setattr(_plan, "ONE_PIECE_BYTES", 0)
+    monkeypatch.setattr(_plan, "RATES", _plan.Rates(one_piece=0, few=1))
 
-    def use(*given, **options):
-        chosen = Blocks(*given, **options)
-        monkeypatch.setattr(_plan.Memory, "fit_late", lambda self, bound: chosen)
+    def use(*given):
+        monkeypatch.setattr(_plan.Memory, "features_in_blocks", lambda *_: Blocks(*given))
 
     return use
 
@@ -83,9 +82,10 @@ def test_between_two_sets_by_layer_and_of_some_parameters(blocks):
     close(both, np.asarray(wanted)[:, :, :4])
 
 
-@pytest.mark.parametrize("piece", [1, 400, 1 << 20])
-@pytest.mark.parametrize(("k", "o"), [(5, 4), (3, 70)])
-@pytest.mark.parametrize("output", ["full", "trace", "diagonal"])
+@pytest.mark.parametrize(
+    ("piece", "k", "o", "output"),
+    [(1, 5, 4, "full"), (400, 3, 70, "trace"), (400, 3, 70, "full"), (1 << 20, 5, 4, "diagonal")],
+)
 def test_pieces_of_any_size_are_the_same_sum(piece, k, o, output):
     """Columns are cut where there are more of them, else rows; 400 numbers are 16 of the 70."""
     pairs = [Outer(normal(n, (n, 3, k)), normal(9 - n, (n, 2, o, 3))) for n in (2, 3)]
@@ -96,16 +96,6 @@ def test_pieces_of_any_size_are_the_same_sum(piece, k, o, output):
     close(got, np.einsum(shapes[output], one, two))
     got = product_of_outer(pairs[0], None, product, "float64", piece)
     close(got, np.einsum(shapes[output], one, one))
-
-
-def test_pieces_are_nearly_as_wide_as_they_may_be_and_mostly_of_one_width():
-    """Of one width where it divides the length, so that they share a program."""
-    for length in range(1, 301):
-        for most in range(1, 201):
-            width = _width(length, most)
-            assert min(length, most) / 3 < width <= min(length, most)
-            assert width % 16 == 0 or length % width == 0 or most < 16
-    assert [576 % _width(576, most) for most in (50, 100, 200)] == [0, 0, 0]
 
 
 def test_they_wait_where_a_transformer_would_not_fit_into_one_piece():
@@ -120,7 +110,7 @@ def test_they_wait_where_a_transformer_would_not_fit_into_one_piece():
     x = jax.ShapeDtypeStruct((64, 64, 256), jnp.float32)
     plan = ntk_plan(deep, params, x)
     assert set(plan.forms.values()) == {"late gradient"}
-    assert (plan.rows, plan.kept) == (64, True)
+    assert plan.kept
     assert plan.bytes < 4 << 30
     small = ntk_plan(deep, params, x, batch_size=4)
     assert set(small.forms.values()) == {"gradient"}

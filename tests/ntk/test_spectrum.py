@@ -12,7 +12,6 @@ from jaxttp.ntk import (
     fit_power_law,
     gradient_components,
     label_alignment,
-    psd_report,
 )
 from tests import oracles
 from tests.draws import normal
@@ -47,15 +46,6 @@ def test_a_kernel_that_is_not_finite_is_an_error():
         jax.block_until_ready(eigendecomposition(jnp.full((2, 2), jnp.nan)))
 
 
-@pytest.mark.parametrize(("smallest", "expected"), [(0.0, True), (-1e-3, False)])
-def test_psd_report(smallest, expected):
-    report = psd_report(prescribed([1.0, 0.5, smallest])[1])
-    assert bool(report.is_psd) is expected
-    np.testing.assert_allclose(report.smallest, smallest, atol=1e-14)  # eps
-    lopsided = jnp.array([[1.0, 0.5], [0.0, 1.0]])
-    assert not bool(psd_report(lopsided).is_psd)
-
-
 @pytest.mark.slow
 def test_alignment_components_and_separation():
     apply_fn, params, x = mlp(8)
@@ -84,7 +74,7 @@ def test_alignment_components_and_separation():
 
 def test_bad_shapes():
     with pytest.raises(ValueError, match="kernel must be"):
-        psd_report(jnp.zeros((2, 3)))
+        eigendecomposition(jnp.zeros((2, 3)))
     system = eigendecomposition(jnp.eye(4))
     with pytest.raises(ValueError, match="residual must be"):
         label_alignment(system, jnp.ones(3))
@@ -116,7 +106,7 @@ def test_kernels_of_integers_and_of_half_precision():
     with pytest.raises(ValueError, match=r"key must be a jax.random.key"):
         extreme_eigenvalues(jnp.eye(2), key=jnp.zeros(2))
     with pytest.raises(ValueError, match="kernel must hold real numbers; got complex128"):
-        psd_report(1j * jnp.eye(2))
+        eigendecomposition(1j * jnp.eye(2))
 
 
 def test_power_law_and_its_goodness():

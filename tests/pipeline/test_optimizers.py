@@ -9,8 +9,7 @@ import optax
 import pytest
 
 from jaxttp.forecast.training_setup import SCHEDULES, Hyperparameters
-from jaxttp.pipeline import Settings, build_task, make_optimizer
-from jaxttp.pipeline.settings import hyperparameters
+from jaxttp.pipeline import Settings, build_task, hyperparameters
 from tests import tiny
 
 
@@ -49,25 +48,22 @@ def by_hand(settings, rates):
 )  # fmt: skip
 def test_gradient_descent_is_what_pytorch_does(options):
     settings = dataclasses.replace(BASE, **options)
-    made = make_optimizer(settings)
-    rates = hyperparameters(settings).rates()
+    chosen = hyperparameters(settings)
     # optax computes the schedule in float32: rtol 1e-6
-    found = path(made.transformation, GRADIENTS)
-    np.testing.assert_allclose(found, by_hand(settings, rates), rtol=1e-6)
-    plain = set(options) <= {"momentum"}
-    assert set(made.keywords) == ({"learning_rate", "momentum"} if plain else {"optimizer"})
+    found = path(chosen.optimizer(), GRADIENTS)
+    np.testing.assert_allclose(found, by_hand(settings, chosen.rates()), rtol=1e-6)
 
 
 @pytest.mark.parametrize(("decay", "known"), [(None, 0.01), (0.0, 0.0), (0.2, 0.2)])
 def test_adamw_decays_as_in_pytorch_unless_told(decay, known):
     settings = dataclasses.replace(BASE, optimizer="adamw", weight_decay=decay, schedule="linear")
-    made = make_optimizer(settings)
+    made = hyperparameters(settings).optimizer()
     # With gradients of one size and sign Adam's step is the rate; the decay is beside it.
     weight, expected = 1.0, []
     for rate in 0.1 * (1 - np.arange(8) / 8):
         weight -= rate * (1 + known * weight)
         expected.append(weight)
-    np.testing.assert_allclose(path(made.transformation, np.ones(8)), expected, rtol=1e-5)
+    np.testing.assert_allclose(path(made, np.ones(8)), expected, rtol=1e-5)
 
 
 def test_schedules_are_those_of_sweeps():
@@ -104,16 +100,15 @@ def test_training_that_does_not_fit_is_refused_before_data_are_loaded(options, m
 
 def test_targets_beside_the_thresholds():
     shown = tiny.verified()
-    below = float(shown.run.loss[5]), float(shown.prediction.loss[3])
-    asked = dataclasses.replace(tiny.SETTINGS, target_loss=below, target_error=(1e-9,))
-    found = dataclasses.replace(shown, settings=asked).targets
-    assert [one.words for one in found[:2]] == [f"loss below {value:.4g}" for value in below]
-    for one in found[:2]:
+    targets = shown.prediction.reach([float(shown.run.loss[5]), float(shown.prediction.loss[3])])
+    prediction = dataclasses.replace(shown.prediction, targets=targets)
+    found = dataclasses.replace(shown, prediction=prediction)
+    for target in targets:
+        one = found.arrivals[target]
+        assert one.words == f"loss below {target.value:.4g}"
         for steps, curve in ((one.steps, shown.prediction.loss), (one.real_steps, shown.run.loss)):
-            under = np.flatnonzero(np.asarray(curve) < one.value)
+            under = np.flatnonzero(np.asarray(curve) < target.value)
             assert steps == (under[0] if len(under) else -1)
         assert one.seconds == one.steps * shown.step_time.seconds
-    assert found[2].words == "error below 1e-09"
-    plain = json.loads(json.dumps(dataclasses.replace(shown, settings=asked).to_json()))
-    assert [one["steps"] for one in plain["targets"]] == [one.steps for one in found]
-    assert shown.targets == ()
+    plain = json.loads(json.dumps(found.to_json()))
+    assert [one["steps"] for one in plain["targets"]] == list(targets.values())

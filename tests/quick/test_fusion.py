@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxttp._core.xla_cpu.fusion import FEW, keep, shared_sums
-from jaxttp._core.xla_cpu.steps import straight_line
+from jaxttp._core.xla_cpu.steps import FEW, keep, shared_sums, straight_line
 
 
 def twice(s):

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxttp.representation import (
@@ -16,7 +16,7 @@ from jaxttp.representation import (
 )
 
 RNG = np.random.default_rng(0)
-SHAPES = {"tall": (60, 7), "wide": (9, 20), "square": (12, 12)}
+SHAPES = {"tall": (60, 7), "wide": (9, 20)}
 
 
 def features(shape, seed=0):
@@ -96,6 +96,7 @@ def every(z):
     )
 
 
+@settings(max_examples=8)
 @given(seed=st.integers(0, 2**31), scale=st.floats(1e-6, 1e6), shift=st.floats(-100, 100))
 def test_rotation_scale_order_and_shift(seed, scale, shift):
     """No measure sees the first three; those that are centred by default do not see a shift."""
@@ -112,6 +113,7 @@ def test_a_shift_does_matter_to_rankme():
     assert float(rankme(z + 10.0)) < 0.8 * float(rankme(z))
 
 
+@settings(max_examples=8)
 @given(seed=st.integers(0, 2**31), shape=st.sampled_from([(2, 9), (7, 5), (11, 2)]))
 def test_renyi_entropies_fall_with_their_order(seed, shape):
     """1 <= exp H_2 <= exp H_1 <= rank."""

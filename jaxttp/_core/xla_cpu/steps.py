@@ -1,23 +1,49 @@
-"""A traced function as a flat list of primitive steps, so that something can be done between two.
+"""A traced function as a flat list of primitive steps, of which CPUs take some otherwise.
 
 Equations that only group others (jit) are dissolved, but where they say on which devices arrays
 lie, unless the program is of one sample, for which that means nothing. What carries a derivative of
 its own (custom_jvp, custom_vjp) or a loop (scan, while, cond) stays one opaque step:
 dissolving a custom derivative would change the gradient.
+
+Two things are done otherwise, on CPUs only.
+
+**Convolutions** that XLA compiles badly become products of matrices. Where a kernel has as many
+taps as its input has places (3 x 3 on 2 x 2 pixels, in the last block of a ResNet on small images),
+the compiler swaps the two and is left with a plain loop, ten to a hundred times slower than a
+product of the input's patches with the kernel, which is the same sum. The same holds of its
+transpose, by which gradients come back. This can go once XLA lowers such convolutions to products
+itself.
+
+**Sums** are kept from being computed anew for each of their readers. XLA's compiler for CPUs fuses
+elementwise operations into whatever reads their result, and repeats them there. The derivative at a
+block of a residual network is a sum of what all blocks above hand down, of which the derivatives of
+layer norms are elementwise; the whole sum is fused into the products of every block, so the work
+grows with the square of the depth: of a gradient through 12 blocks a third is lost so, through 16
+two fifths, and most of the compilation.
+
+So a sum of two branches that several steps read, itself or after an activation, comes out of a
+conditional, across which nothing is fused, forwards or backwards. Both of its branches hand the
+value on. (`jax.lax.optimization_barrier` is dropped on CPUs before anything is fused.) This can go
+once XLA keeps that barrier on CPUs.
 """
 
+import collections
 import dataclasses
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import jax.extend as jex
 import jax.numpy as jnp
 import numpy as np
-
-from jaxttp._core.xla_cpu import convolutions
+from jaxtyping import Array, Bool
 
 _GROUPING = ("jit", "pjit", "closed_call", "core_call")
 _REMATERIALISED = ("remat", "remat2", "checkpoint")
+_PRODUCTS = ("dot_general", "conv_general_dilated")
+FEW = 1 << 10
+"""A sum of fewer numbers is not worth a conditional."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -76,8 +102,8 @@ def run_equation(equation: Any, values: Sequence[Any], outvars: Sequence[Any]) -
         values: of its inputs, without those that are literals.
         outvars: the outputs that are wanted.
     """
-    if convolutions.is_slow(equation):
-        return [convolutions.convolve(equation, *values)]
+    if is_slow(equation):
+        return [convolve(equation, *values)]
     invars = [atom for atom in equation.invars if not isinstance(atom, jex.core.Literal)]
     names = (tuple("" for _ in some) for some in (invars, outvars))
     single = jex.core.Jaxpr(
@@ -180,3 +206,143 @@ def _inside(equation: Any, of_one_sample: bool) -> Any:
     if body is None or isinstance(body, jex.core.ClosedJaxpr):
         return body
     return jex.core.ClosedJaxpr(body, ())
+
+
+def is_slow(equation: Any) -> bool:
+    """Whether an equation is a convolution that is quicker as a product, on this backend."""
+    if equation.primitive.name != "conv_general_dilated" or jax.default_backend() != "cpu":
+        return False
+    given = equation.params
+    if given["feature_group_count"] != 1 or given["batch_group_count"] != 1:
+        return False
+    if any(n != 1 for n in given["lhs_dilation"]) or not given["window_strides"]:
+        return False
+    numbers = given["dimension_numbers"]
+    x, kernel = (atom.aval.shape for atom in equation.invars)
+    out = equation.outvars[0].aval.shape
+    taps = math.prod(kernel[i] for i in numbers.rhs_spec[2:])
+    places = math.prod(x[i] for i in numbers.lhs_spec[2:])
+    strides = zip(numbers.out_spec[2:], given["window_strides"], strict=True)
+    back = math.prod(max(0, out[i] - 1) * stride + 1 for i, stride in strides)
+    return taps > 1 and taps >= min(places, back)
+
+
+def convolve(equation: Any, x: Array, kernel: Array) -> Array:
+    """A convolution (neither grouped nor of a dilated input) as patches times kernel."""
+    given = equation.params
+    numbers, strides = given["dimension_numbers"], given["window_strides"]
+    left, right, out = numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec
+    x = jnp.transpose(x, (left[0], *left[2:], left[1]))  # samples, places, features
+    kernel = jnp.transpose(kernel, (*right[2:], right[1], right[0]))
+    margins = [(0, 0, 0), *((low, high, 0) for low, high in given["padding"]), (0, 0, 0)]
+    x = jax.lax.pad(x, jnp.zeros((), x.dtype), margins)
+    counts = [equation.outvars[0].aval.shape[i] for i in out[2:]]
+    patches = []
+    for tap in np.ndindex(*kernel.shape[:-2]):
+        first = [i * dilation for i, dilation in zip(tap, given["rhs_dilation"], strict=True)]
+        ends = [f + (n - 1) * s + 1 for f, n, s in zip(first, counts, strides, strict=True)]
+        limits = (x.shape[0], *ends, x.shape[-1])
+        patches.append(jax.lax.slice(x, (0, *first, 0), limits, (1, *strides, 1)))
+    found = jax.lax.dot_general(
+        jnp.concatenate(patches, axis=-1),
+        kernel.reshape(-1, kernel.shape[-1]),
+        (((x.ndim - 1,), (0,)), ((), ())),
+        precision=given["precision"],
+        preferred_element_type=given["preferred_element_type"],
+    )
+    return jnp.transpose(found, tuple(np.argsort((out[0], *out[2:], out[1])).tolist()))
+
+
+def shared_sums(steps: Sequence[ProgramStep], data: Iterable[int]) -> frozenset[int]:
+    """The sums of two values of which both depend on the data, and which several steps read.
+
+    Args:
+        steps: in order.
+        data: slots of what the network is applied to.
+
+    Returns:
+        Slots, of the sums or of what an activation makes of them.
+
+    Example:
+        >>> line = straight_line(jax.make_jaxpr(
+        ...     lambda x: (r := jax.nn.relu(x + jnp.tanh(x))) * jnp.exp(r))(jnp.ones(4096)))
+        >>> [step.name for step in line.steps if step.outputs[0] in shared_sums(line.steps, [0])]
+        ['custom_jvp_call']
+    """
+    readers = collections.Counter(slot for step in steps for slot in {*step.inputs} - {None})
+    fed, sums, shared = set[int | None](data), dict[int | None, int](), set[int]()
+    for step in steps:
+        given = [slot for slot in step.inputs if slot in fed]
+        if not given:
+            continue
+        fed.update(slot for slot in step.outputs if slot is not None)
+        out, size = next(iter(step.outputs), None), step.size
+        if out is None or size < FEW or step.name in _PRODUCTS:
+            continue
+        is_sum = step.name == "add" and len(given) == 2
+        if is_sum or (len(given) == 1 and sums.get(given[0]) == size):
+            if readers[out] > 1:
+                shared.add(out)
+            else:
+                sums[out] = size
+    return frozenset(shared)
+
+
+def at_run_time(leaves: Iterable[Any]) -> Bool[Array, ""] | None:
+    """A truth value that the compiler does not know; None if there is nothing to make it of.
+
+    Args:
+        leaves: of the parameters.
+
+    Example:
+        >>> bool(at_run_time([jnp.arange(3), jnp.ones((2, 2))])), at_run_time([])
+        (True, None)
+    """
+    real = [one for one in leaves if jnp.issubdtype(_dtype(one), jnp.floating) and jnp.size(one)]
+    # The smallest, and all of it: a single entry cannot be cut out of what lies on many devices.
+    return jnp.min(jnp.asarray(min(real, key=jnp.size))) < jnp.inf if real else None
+
+
+def _dtype(leaf: Any) -> Any:
+    return getattr(leaf, "dtype", type(leaf))
+
+
+def keep(value: Array, flag: Bool[Array, ""]) -> Array:
+    """The same value, computed once, whatever `flag` is.
+
+    Args:
+        value: any real numbers.
+        flag: of `at_run_time`.
+
+    Example:
+        >>> keep(jnp.ones(2), jnp.asarray(False)).tolist()
+        [1.0, 1.0]
+    """
+    return jax.lax.cond(flag, lambda v: v, lambda v: v * 1.0, value)
+
+
+def run_steps(
+    steps: Sequence[ProgramStep],
+    values: dict[int, Any],
+    leaves: Sequence[Any],
+    shared: frozenset[int],
+    probes: Mapping[int, Array] | None = None,
+) -> None:
+    """Put the values of all slots into `values`, which has those of the inputs and the constants.
+
+    Args:
+        steps: in order.
+        values: by slot; added to.
+        leaves: of the parameters.
+        shared: of `shared_sums`; of no account but on CPUs.
+        probes: index of a step -> array added to its (only) output.
+    """
+    flag = at_run_time(leaves) if shared and jax.default_backend() == "cpu" else None
+    for index, step in enumerate(steps):
+        results = step.evaluate(values)
+        if probes and index in probes:
+            results = [results[0] + probes[index]]
+        slots = [slot for slot in step.outputs if slot is not None]
+        if flag is not None and slots and slots[0] in shared:
+            results = [keep(results[0], flag)]
+        values.update(zip(slots, results, strict=True))

@@ -22,13 +22,12 @@ import functools
 import importlib
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.custom_batching import custom_vmap
 from jaxtyping import Array
 from threadpoolctl import ThreadpoolController, threadpool_limits
 
@@ -110,11 +109,8 @@ def limited(rows: int) -> Iterator[None]:
         yield
 
 
-@jax.custom_jvp
 def after(value: Array, *done: Array) -> Array:
-    """Return `value`, unchanged; under `jax.vmap` available once all of `done` has been computed.
-
-    What is not batched needs no order, and gets none: independent decompositions share the cores.
+    """Return `value`, unchanged; in a compiled program available once all of `done` is computed.
 
     Args:
         value: any floating-point array.
@@ -127,26 +123,8 @@ def after(value: Array, *done: Array) -> Array:
     if is_concrete(value) or not done:
         return value
     with jax.enable_x64(True):  # as the arrays may be of float64, whatever holds outside
-        firsts = [array.reshape(-1)[0].astype(value.dtype) for array in done]
-        return _ordered(value, functools.reduce(jnp.add, firsts))
-
-
-@after.defjvp
-def _after_jvp(primals: tuple[Array, ...], tangents: tuple[Array, ...]) -> tuple[Array, Array]:
-    return after(*primals), tangents[0]
-
-
-@custom_vmap
-def _ordered(value: Array, done: Array) -> Array:
-    return value
-
-
-@_ordered.def_vmap
-def _batched(size: int, batched: Sequence[bool], value: Array, done: Array) -> tuple[Array, bool]:
-    if not batched[0]:  # one matrix for all: no batch yet
-        return _ordered(value, done[0]), False
-    with jax.enable_x64(True):
-        done = done[0] if batched[1] else done
+        firsts = [jax.lax.stop_gradient(array).reshape(-1)[0].astype(value.dtype) for array in done]
+        total = functools.reduce(jnp.add, firsts)
         # Not an optimization_barrier, which XLA removes before it schedules; 0 * x stays, as x may
         # be negative for all that XLA knows.
-        return value + 0 * jnp.where(jnp.isfinite(done), done, 0), True
+        return value + 0 * jnp.where(jnp.isfinite(total), total, 0)

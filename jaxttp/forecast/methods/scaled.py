@@ -81,8 +81,12 @@ class TimeScale(NamedTuple):
     unsure: Float[np.ndarray, " t"]
 
     def of(self, curve: Float[np.ndarray, "t ..."]) -> Float[np.ndarray, "t ..."]:
-        """A curve of the subset (T + 1, ...) as that of the whole."""
-        return at_places(curve, self.at)
+        """A curve of the subset (T + 1, ...) as that of the whole, linear between its steps."""
+        last = len(curve) - 1
+        places = np.minimum(self.at, last)
+        low = np.floor(places).astype(int)
+        part = (places - low).reshape(-1, *[1] * (curve.ndim - 1)).astype(curve.dtype)
+        return (1 - part) * curve[low] + part * curve[np.minimum(low + 1, last)]
 
     def off(self, loss: Float[np.ndarray, " t"]) -> Float[np.ndarray, " t"]:
         """By how much the loss of the whole (T + 1,) may be off, since its times are."""
@@ -187,17 +191,6 @@ def _when(curve: np.ndarray, levels: np.ndarray, spent: np.ndarray) -> np.ndarra
 def _when_both(losses: np.ndarray, levels: np.ndarray, spent: np.ndarray) -> np.ndarray:
     """The same of the mean of two losses' logarithms."""
     return _when(np.mean([_falling(loss) for loss in losses], axis=0), levels, spent)
-
-
-def at_places(
-    curve: Float[np.ndarray, "t ..."], places: Float[np.ndarray, " s"]
-) -> Float[np.ndarray, "s ..."]:
-    """Values at places between the steps of a curve (T + 1, ...); the last one from T on."""
-    last = len(curve) - 1
-    places = np.minimum(places, last)
-    low = np.floor(places).astype(int)
-    part = (places - low).reshape(-1, *[1] * (curve.ndim - 1)).astype(curve.dtype)
-    return (1 - part) * curve[low] + part * curve[np.minimum(low + 1, last)]
 
 
 class Growth(NamedTuple):

@@ -9,7 +9,7 @@ from jaxttp.forecast.methods.base import Dynamics, Linearizer, Path
 from jaxttp.forecast.training_setup import Descent
 from jaxttp.losses import Loss
 from jaxttp.losses.rule import Rule
-from jaxttp.ntk.operator import ntk_operator
+from jaxttp.ntk.kernels import ntk_operator
 
 FORMED = 2048
 """Outputs whose kernel is formed for its largest eigenvalue alone, at most."""

@@ -49,7 +49,7 @@ from jaxttp._core.types import ApplyFn, Params, count, take
 from jaxttp.adapters import as_rows, check_per_sample
 from jaxttp.adapters.gradients import check_gradients
 from jaxttp.adapters.inputs import check_network, check_samples
-from jaxttp.dynamics._network import in_two
+from jaxttp.dynamics._network import evaluation
 from jaxttp.dynamics.batches import batch_indices, check_batches
 from jaxttp.dynamics.weight_space import check_stepping
 from jaxttp.forecast.stale_gradients.curve import HeldForecast, corrected
@@ -204,9 +204,10 @@ def _check_network(
 
 def _check_outputs(network: Any, params: Params, few: Any) -> None:
     """Refuse outputs that depend on other samples, or that are not finite."""
-    evaluated = in_two(network).evaluate(params, few)
-    check_per_sample(network, params, few, evaluated=evaluated)
-    check_finite("apply_fn(params, x)", evaluated.outputs)
+    evaluate = evaluation(network)
+    outputs = evaluate(params, few)
+    check_per_sample(network, params, few, evaluate=evaluate, outputs=outputs)
+    check_finite("apply_fn(params, x)", outputs)
 
 
 def cost_of(path: HeldPath, look: float) -> float:

@@ -2,17 +2,19 @@
 
 import dataclasses
 import difflib
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
 from jaxttp._core.checks import check_choice, check_integer, check_number
 
-KINDS = ("default", "linear", "llama3")
+KINDS = ("default", "llama3")
 
 
 class Rotary(NamedTuple):
@@ -35,8 +37,8 @@ def read_rotary(config: Mapping[str, Any], width: int, length: int) -> Rotary:
 
         ω_j = θ^(−2j/d),   j = 0 ... d/2 − 1
 
-    "linear" divides all by a factor. "llama3" does so where a turn takes longer than the length of
-    the pre-training, leaves those alone that turn more often, and interpolates between.
+    "llama3" divides them by a factor where a turn takes longer than the length of the pre-training,
+    leaves those alone that turn more often, and interpolates between.
 
     Args:
         config: with ``rope_theta`` and ``rope_scaling``, or ``rope_parameters`` (from version 5).
@@ -63,9 +65,7 @@ def read_rotary(config: Mapping[str, Any], width: int, length: int) -> Rotary:
     if asked.get("partial_rotary_factor", 1.0) != 1.0:
         raise ValueError("partial_rotary_factor: heads that turn in part are not supported.")
     frequencies = theta ** -(np.arange(0, width, 2) / width)
-    if kind == "linear":
-        frequencies = frequencies / _number(asked, "factor")
-    elif kind == "llama3":
+    if kind == "llama3":
         frequencies = _llama3(frequencies, asked, length)
     return Rotary(tuple(map(float, frequencies)))
 
@@ -113,17 +113,13 @@ def rotate(
     return jnp.concatenate(turned, axis=-1)
 
 
-ACTIVATIONS = {
-    "gelu": "gelu",
-    "gelu_python": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "silu": "silu",
-    "swish": "silu",
-    "relu": "relu",
-}
-"""transformers' names of the activations, and the functions of `jaxttp.models.language.network`."""
+_GELU = functools.partial(jax.nn.gelu, approximate=False)
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "gelu": _GELU, "gelu_python": _GELU,
+    "gelu_new": jax.nn.gelu, "gelu_fast": jax.nn.gelu, "gelu_pytorch_tanh": jax.nn.gelu,
+    "silu": jax.nn.silu, "swish": jax.nn.silu, "relu": jax.nn.relu,
+}  # fmt: skip
+"""Activations by transformers' names; the first two are exact, the next three take a tanh."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,7 +137,7 @@ class Architecture:
         length: the longest sequence.
         kv_heads: of keys and values, a divisor of `heads`.
         head_width: of a head.
-        activation: "gelu", "gelu_tanh", "silu" or "relu".
+        activation: a key of `ACTIVATIONS`.
         norm_epsilon: of the norms.
         types: segments of a sequence, 0 for none.
         rotary: rotary positions; None for learned ones.
@@ -149,7 +145,6 @@ class Architecture:
         gated: whether the network of a block is a gated one.
         fused: whether queries, keys and values come from one kernel.
         biases: the layers with biases: of "qkv", "o", "mlp".
-        windows: how far back a block's positions see; None for all the way. One for each block.
         tied: whether the logits of tokens come from the embedding's own matrix.
         outputs: classes of the checkpoint's own head.
         pad: the token of padded positions, if the file names it.
@@ -171,7 +166,7 @@ class Architecture:
     length: int
     kv_heads: int | None = None
     head_width: int | None = None
-    activation: str = "gelu_tanh"
+    activation: str = "gelu_new"
     norm_epsilon: float = 1e-5
     types: int = 0
     rotary: Rotary | None = None
@@ -179,7 +174,6 @@ class Architecture:
     gated: bool = False
     fused: bool = False
     biases: tuple[str, ...] = ("qkv", "o", "mlp")
-    windows: tuple[int | None, ...] | None = None
     tied: bool = True
     outputs: int = 2
     pad: int | None = None
@@ -189,6 +183,7 @@ class Architecture:
         for name in sizes:
             check_integer(name, getattr(self, name), at_least=1)
         check_number("norm_epsilon", self.norm_epsilon, above=0)
+        check_choice("activation", self.activation, ACTIVATIONS)
         object.__setattr__(self, "kv_heads", self.kv_heads or self.heads)
         if self.heads % self.key_heads:
             raise ValueError(f"kv_heads={self.kv_heads} must divide heads={self.heads}.")
@@ -196,8 +191,6 @@ class Architecture:
             if self.width % self.heads:
                 raise ValueError(f"heads={self.heads} must divide width={self.width}.")
             object.__setattr__(self, "head_width", self.width // self.heads)
-        if self.windows is None:
-            object.__setattr__(self, "windows", (None,) * self.depth)
 
     @property
     def key_heads(self) -> int:
@@ -292,12 +285,6 @@ class _Config:
             raise KeyError(name)
         return default
 
-    def activation(self, name: str, default: str) -> str:
-        given = self(name, default)
-        if given not in ACTIVATIONS:
-            raise ValueError(f"{name}={given!r} is not known; known are {', '.join(ACTIVATIONS)}.")
-        return ACTIVATIONS[given]
-
     @property
     def outputs(self) -> int:
         labels = self.config.get("id2label")
@@ -315,7 +302,7 @@ def _bert(read: _Config, family: str) -> Architecture:
         heads=read("num_attention_heads"),
         hidden=read("intermediate_size"),
         length=length - (pad + 1 if family == "roberta" else 0),
-        activation=read.activation("hidden_act", "gelu"),
+        activation=read("hidden_act", "gelu"),
         norm_epsilon=read("layer_norm_eps", 1e-12),
         types=read("type_vocab_size", 2),
         tied=read("tie_word_embeddings", True),
@@ -334,7 +321,7 @@ def _gpt2(read: _Config, family: str) -> Architecture:
         heads=read("n_head"),
         hidden=read("n_inner", 4 * width),
         length=read("n_positions"),
-        activation=read.activation("activation_function", "gelu_new"),
+        activation=read("activation_function", "gelu_new"),
         norm_epsilon=read("layer_norm_epsilon", 1e-5),
         fused=True,
         tied=read("tie_word_embeddings", True),
@@ -352,7 +339,10 @@ def _llama(read: _Config, family: str) -> Architecture:
     }[family]
     heads, width = read("num_attention_heads"), read("hidden_size")
     head_width = read("head_dim", width // heads)
-    length = read("max_position_embeddings")
+    rotary = read_rotary(read.config, head_width, length := read("max_position_embeddings"))
+    window = read.config.get("sliding_window", 4096)  # transformers' own default; null is none
+    if window and family != "llama" and read("use_sliding_window", family == "mistral"):
+        length = min(length, window)  # within the first window all positions see each other
     return Architecture(
         family,
         vocabulary=read("vocab_size"),
@@ -363,36 +353,16 @@ def _llama(read: _Config, family: str) -> Architecture:
         length=length,
         kv_heads=read("num_key_value_heads", 8 if family == "mistral" else heads),
         head_width=head_width,
-        activation=read.activation("hidden_act", "silu"),
+        activation=read("hidden_act", "silu"),
         norm_epsilon=read("rms_norm_eps", 1e-6),
-        rotary=read_rotary(read.config, head_width, length),
+        rotary=rotary,
         rms_norm=True,
         gated=True,
         biases=biases,
-        windows=_windows(read, family, read("num_hidden_layers")),
         tied=read("tie_word_embeddings", False),
         outputs=read.outputs,
         pad=read("pad_token_id", None),
     )
-
-
-def _windows(read: _Config, family: str, depth: int) -> tuple[int | None, ...] | None:
-    """How far back each block sees."""
-    window = read.config.get("sliding_window", 4096)  # transformers' own default; null is none
-    if family == "llama" or window is None or not read("use_sliding_window", family == "mistral"):
-        return None
-    check_integer("sliding_window", window, at_least=1)
-    if family == "mistral":
-        return (window,) * depth
-    first = read("max_window_layers", 28)
-    kinds = ["sliding_attention" if block >= first else "full_attention" for block in range(depth)]
-    kinds = read("layer_types", kinds)
-    if len(kinds) != depth or {*kinds} - {"sliding_attention", "full_attention"}:
-        raise ValueError(
-            f"layer_types={kinds!r} must say full_attention or sliding_attention for each of "
-            f"{depth} layers."
-        )
-    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
 ARCHITECTURES: dict[str, Callable[[_Config, str], Architecture]] = {

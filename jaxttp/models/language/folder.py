@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import safetensors
 from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array
@@ -18,7 +17,13 @@ from jaxttp._core.files import parse_json
 from jaxttp.models.language.architecture import Architecture, read_architecture
 from jaxttp.models.language.network import HEADS, Decoder, Encoder
 from jaxttp.models.layers import linear_head
-from jaxttp.models.pretrained.checkpoint import list_problems, misfits
+from jaxttp.models.pretrained.checkpoint import (
+    arrays_of,
+    fill,
+    list_problems,
+    misfits,
+    opened,
+)
 
 
 class Tensor(NamedTuple):
@@ -219,10 +224,11 @@ def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
             f"folder={str(folder)!r} has no {CONFIG}; it must be a folder as save_pretrained of "
             "transformers writes it, on this machine: nothing is downloaded."
         )
-    return _read_json(path)
+    return read_json(path)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """The object that a JSON file holds, else `ValueError`."""
     try:
         found = parse_json(path.read_text(encoding="utf-8"))
     except ValueError as problem:
@@ -243,75 +249,50 @@ def _own_head(config: Mapping[str, Any]) -> str:
 
 
 class _Tensors:
-    """The tensors of a folder by name, in one file or several, read when they are asked for."""
+    """The tensors of a folder by the names of `tensor_of`, in one file or several."""
 
     def __init__(self, folder: Path, shape: Architecture):
         self.folder = folder
-        self.files = _files(folder)
-        self.handles: dict[str, Any] = {}
-        self.names: dict[str, str] = {}  # as tensor_of has them -> as the file has them
+        self.places: dict[str, tuple[Path, str]] = {}  # the file, and the name in it
+        self.shapes: dict[str, tuple[int, ...]] = {}
         prefix = PREFIXES.get(shape.family, "model.")
-        bare = not any(name.startswith(prefix) for name in self.files)
-        for name in self.files:
+        own: dict[str, tuple[Path, tuple[int, ...]]] = {}
+        for path in _files(folder):
+            with opened(path) as file:
+                for name in file.keys():
+                    own[name] = path, tuple(file.get_slice(name).get_shape())
+        bare = not any(name.startswith(prefix) for name in own)
+        for name, (path, size) in own.items():
             known = name.replace("LayerNorm.gamma", "LayerNorm.weight")
             known = known.replace("LayerNorm.beta", "LayerNorm.bias")
             heads = tuple(head for head in UNUSED if head != "pooler.")
             if bare and not known.startswith(heads):
                 known = prefix + known
-            self.names[known] = name
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.names
-
-    def _handle(self, name: str) -> Any:
-        file = self.files[name]
-        if file not in self.handles:
-            self.handles[file] = safetensors.safe_open(self.folder / file, framework="numpy")
-        return self.handles[file]
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """The shape, without reading the values."""
-        own = self.names[name]
-        return tuple(self._handle(own).get_slice(own).get_shape())
+            self.places[known], self.shapes[known] = (path, name), size
 
     def read(self, name: str) -> np.ndarray:
         """The values."""
-        own = self.names[name]
-        try:
-            return self._handle(own).get_tensor(own)
-        except TypeError as problem:  # a dtype that NumPy does not have
-            raise ValueError(f"{self.folder / self.files[own]}: {own}: {problem}") from problem
+        path, own = self.places[name]
+        with opened(path) as file:
+            return file.get_tensor(own)
 
 
-def _files(folder: Path) -> dict[str, str]:
-    """The file of every tensor."""
+def _files(folder: Path) -> list[Path]:
+    """The files that hold the weights."""
     if (folder / INDEX).is_file():
-        listed = _read_json(folder / INDEX).get("weight_map")
+        listed = read_json(folder / INDEX).get("weight_map")
         if not isinstance(listed, dict):
             raise ValueError(f"{folder / INDEX} has no weight_map from tensors to files.")
-        strange = [name for name in listed.values() if not _is_inside(name)]
-        if strange:
-            raise ValueError(
-                f"{folder / INDEX} names {strange[0]!r}; shards are files of the same folder."
-            )
-        shards = sorted({*listed.values()})
+        shards = sorted({Path(str(name)).name for name in listed.values()})  # of this folder alone
         missing = [name for name in shards if not (folder / name).is_file()]
         if missing:
             raise FileNotFoundError(
                 f"folder={str(folder)!r} lacks {', '.join(missing)}, of the {len(shards)} shards "
                 f"that {INDEX} names; fetch what is missing."
             )
-        found = {file: _names(folder / file) for file in shards}
-        lost = [name for name, file in listed.items() if name not in found[file]]
-        if lost:
-            raise ValueError(
-                f"folder={str(folder)!r}: {INDEX} names tensors that its shards do not hold: "
-                f"{list_problems({'missing': [f'{name} in {listed[name]}' for name in lost]})}. "
-                "Index and shards are not of one checkpoint."
-            )
-        return listed
+        return [folder / name for name in shards]
     if (folder / WEIGHTS).is_file():
-        return dict.fromkeys(_names(folder / WEIGHTS), WEIGHTS)
+        return [folder / WEIGHTS]
     pickles = sorted(path.name for path in folder.glob("*.bin"))
     words = f"; {pickles[0]} is a pickle, which is not read: " if pickles else "; "
     raise FileNotFoundError(
@@ -320,42 +301,27 @@ def _files(folder: Path) -> dict[str, str]:
     )
 
 
-def _is_inside(name: Any) -> bool:
-    """Whether it names a file of the folder itself, on any system."""
-    return isinstance(name, str) and not {*"/\\:"} & {*name} and name not in ("", ".", "..")
-
-
-def _names(path: Path) -> list[str]:
-    try:
-        with safetensors.safe_open(path, framework="numpy") as file:
-            return list(file.keys())
-    except safetensors.SafetensorError as problem:
-        raise ValueError(f"{path} is not a safetensors file: {problem}.") from problem
-
-
 def _filled(
     model: Encoder | Decoder, tensors: _Tensors, key: Array | None, head_scale: float
 ) -> Encoder | Decoder:
     """The network with the folder's weights, a head drawn where there is none or a key is given."""
-    state = nnx.to_flat_state(nnx.state(model, nnx.Param))
-    own = {".".join(map(str, keys)): (keys, leaf) for keys, leaf in state}
+    own = arrays_of(model, nnx.Param)
     places = {name: tensor_of(name, model.shape, model.kind) for name in own}
     drawn = _drawn(model, places, tensors, key)
     _check_fit(
         tensors,
-        {places[name]: tuple(leaf.shape) for name, (_, leaf) in own.items() if name not in drawn},
+        {places[name]: tuple(leaf.shape) for name, leaf in own.items() if name not in drawn},
     )
-    new = []
-    for name, (keys, leaf) in own.items():
+    values = {}
+    for name, leaf in own.items():
         place = places[name]
         if name in drawn:
-            value = _fresh(name, leaf, key, head_scale)
+            values[name] = _fresh(name, leaf, key, head_scale)
         else:
             value = tensors.read(place.name)
-            value = jnp.asarray(value.T if place.transposed else value, leaf.dtype)
-            check_finite(f"{tensors.folder}: {place.name}", value)
-        new.append((keys, leaf.replace(value)))
-    nnx.update(model, nnx.from_flat_state(new))
+            values[name] = jnp.asarray(value.T if place.transposed else value, leaf.dtype)
+            check_finite(f"{tensors.folder}: {place.name}", values[name])
+    fill(model, values)
     return model
 
 
@@ -364,9 +330,9 @@ def _drawn(
 ) -> set[str]:
     """The arrays of the head that are not of the folder."""
     after = {name: place.name for name, place in places.items() if place.head}
-    missing = {name for name, place in after.items() if place not in tensors}
+    missing = {name for name, place in after.items() if place not in tensors.shapes}
     if model.kind != "classification":
-        return missing if key is not None else set()
+        return set()  # what is missing is an error
     last = {name for name in after if name.startswith("head.")}
     if key is not None:
         return missing | last
@@ -376,7 +342,7 @@ def _drawn(
             f"({', '.join(sorted(after[name] for name in missing))}); give a key to draw one, such "
             "as jax.random.key(0)."
         )
-    classes, found = model.head.out_features, tensors.shape(after["head.kernel"])[0]
+    classes, found = model.head.out_features, tensors.shapes[after["head.kernel"]][0]
     if classes != found:
         raise ValueError(
             f"outputs={classes}, but the head in {str(tensors.folder)!r} has {found}; give a key "
@@ -386,24 +352,21 @@ def _drawn(
 
 
 def _fresh(name: str, leaf: Any, key: Array | None, head_scale: float) -> Array:
-    """An array of a fresh head: kernels at random, biases 0."""
-    *_, layer, kind = ("", *name.split("."))
-    if kind in ("bias", "head_bias"):
+    """An array of a fresh head or of the layer before it: kernels at random, biases 0."""
+    layer, kind = name.split(".")
+    if kind == "bias":
         return jnp.zeros(leaf.shape, leaf.dtype)
-    if kind == "scale":
-        return jnp.ones(leaf.shape, leaf.dtype)
     assert key is not None
-    one = jax.random.fold_in(key, 0 if layer == "head" else 1)
-    scale = head_scale if layer == "head" else 1.0
-    made = linear_head(*leaf.shape, rngs=nnx.Rngs(params=one), scale=scale, param_dtype=leaf.dtype)
-    return made.kernel[...]
+    number, scale = (0, head_scale) if layer == "head" else (1, 1.0)
+    rngs = nnx.Rngs(params=jax.random.fold_in(key, number))
+    return linear_head(*leaf.shape, rngs=rngs, scale=scale, param_dtype=leaf.dtype).kernel[...]
 
 
 def _check_fit(tensors: _Tensors, wanted: Mapping[Tensor, tuple[int, ...]]) -> None:
     """Raise `ValueError` with all that is missing, unexpected or of another shape."""
     problems = misfits(
         {place.name: place.file_shape(own) for place, own in wanted.items()},
-        {name: tensors.shape(name) for name in tensors.names},
+        tensors.shapes,
         lambda name: any(part in name for part in UNUSED),
     )
     if problems:

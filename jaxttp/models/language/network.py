@@ -12,17 +12,9 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
 from jaxttp._core.checks import check_choice
-from jaxttp.models.language.architecture import Architecture, rotate
+from jaxttp.models.language.architecture import ACTIVATIONS, Architecture, rotate
 from jaxttp.models.language.tokens import Tokens, read_tokens
-from jaxttp.models.layers import kernel_init, linear_head
-
-FUNCTIONS = {
-    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
-    "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
-    "silu": jax.nn.silu,
-    "relu": jax.nn.relu,
-}
-"""Activations by name; "gelu" is the exact one."""
+from jaxttp.models.layers import dense, linear_head
 
 Angles = tuple[Float[Array, "n t e"], Float[Array, "n t e"]]
 
@@ -55,12 +47,12 @@ class SelfAttention(nnx.Module):
         own, shared = shape.heads * head, shape.key_heads * head
         biased = "qkv" in shape.biases
         if shape.fused:
-            self.qkv_proj = linear(shape.width, own + 2 * shared, biased, param_dtype, rngs)
+            self.qkv_proj = dense(shape.width, own + 2 * shared, param_dtype, rngs, use_bias=biased)
         else:
-            self.q_proj = linear(shape.width, own, biased, param_dtype, rngs)
-            self.k_proj = linear(shape.width, shared, biased, param_dtype, rngs)
-            self.v_proj = linear(shape.width, shared, biased, param_dtype, rngs)
-        self.o_proj = linear(own, shape.width, "o" in shape.biases, param_dtype, rngs)
+            self.q_proj = dense(shape.width, own, param_dtype, rngs, use_bias=biased)
+            self.k_proj = dense(shape.width, shared, param_dtype, rngs, use_bias=biased)
+            self.v_proj = dense(shape.width, shared, param_dtype, rngs, use_bias=biased)
+        self.o_proj = dense(own, shape.width, param_dtype, rngs, use_bias="o" in shape.biases)
 
     def __call__(
         self, x: Float[Array, "n t d"], sees: Bool[Array, "n t t"], angles: Angles | None
@@ -111,13 +103,13 @@ class FeedForward(nnx.Module):
         self.activation, self.gated = shape.activation, shape.gated
         biased = "mlp" in shape.biases
         if shape.gated:
-            self.gate_proj = linear(shape.width, shape.hidden, biased, param_dtype, rngs)
-        self.up_proj = linear(shape.width, shape.hidden, biased, param_dtype, rngs)
-        self.down_proj = linear(shape.hidden, shape.width, biased, param_dtype, rngs)
+            self.gate_proj = dense(shape.width, shape.hidden, param_dtype, rngs, use_bias=biased)
+        self.up_proj = dense(shape.width, shape.hidden, param_dtype, rngs, use_bias=biased)
+        self.down_proj = dense(shape.hidden, shape.width, param_dtype, rngs, use_bias=biased)
 
     def __call__(self, x: Float[Array, "n t d"]) -> Float[Array, "n t d"]:
         """States (N, T, D) to states."""
-        function = FUNCTIONS[self.activation]
+        function = ACTIVATIONS[self.activation]
         if self.gated:
             return self.down_proj(function(self.gate_proj(x)) * self.up_proj(x))
         return self.down_proj(function(self.up_proj(x)))
@@ -159,16 +151,6 @@ class Block(nnx.Module):
             return x + self.mlp(self.norm2(x))
         x = self.norm1(x + self.attention(x, sees, angles))
         return self.norm2(x + self.mlp(x))
-
-
-def linear(
-    inputs: int, outputs: int, biased: bool, param_dtype: DTypeLike, rngs: nnx.Rngs
-) -> nnx.Linear:
-    """A linear layer with kernel ~ N(0, 1/inputs) and bias 0, if any."""
-    return nnx.Linear(
-        inputs, outputs, use_bias=biased, kernel_init=kernel_init(1.0), param_dtype=param_dtype,
-        rngs=rngs,
-    )  # fmt: skip
 
 
 def norm(shape: Architecture, param_dtype: DTypeLike, rngs: nnx.Rngs) -> nnx.Module:
@@ -263,8 +245,9 @@ class Decoder(nnx.Module):
         else:
             angles = self._angles(tokens, h.dtype)
         layers = {"embed": h}
-        for index, (block, window) in enumerate(zip(self.blocks, shape.windows or (), strict=True)):
-            h = layers[f"blocks.{index}"] = block(h, causal(tokens.seen, window), angles)
+        sees = causal(tokens.seen)
+        for index, block in enumerate(self.blocks):
+            h = layers[f"blocks.{index}"] = block(h, sees, angles)
         h = layers["norm"] = self.norm(h)
         return layers | {"head": or_nan(self._head(h, tokens), tokens.seen)}
 
@@ -285,17 +268,15 @@ class Decoder(nnx.Module):
         return self.activations(ids, mask)["head"]
 
 
-def causal(seen: Bool[Array, "n t"], window: int | None) -> Bool[Array, "n t t"]:
-    """[n, q, k]: whether q sees k, a token not behind it and less than a window before it.
+def causal(seen: Bool[Array, "n t"]) -> Bool[Array, "n t t"]:
+    """[n, q, k]: whether q sees k, a token that is not behind it.
 
     Example:
-        >>> causal(jnp.ones((1, 3), bool), 2)[0].astype(int).tolist()
-        [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
+        >>> causal(jnp.ones((1, 3), bool))[0].astype(int).tolist()
+        [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
     """
     t = seen.shape[1]
-    back = jnp.arange(t)[:, None] - jnp.arange(t)[None]
-    near = (back >= 0) if window is None else (back >= 0) & (back < window)
-    return near[None] & seen[:, None]
+    return jnp.tril(jnp.ones((t, t), bool))[None] & seen[:, None]
 
 
 def at(h: Array, positions: Array) -> Array:
@@ -367,13 +348,13 @@ class Encoder(nnx.Module):
             Block(shape, param_dtype=param_dtype, rngs=rngs) for _ in range(shape.depth)
         )
         if head == "classification":
-            self.pooler = linear(width, width, True, param_dtype, rngs)
+            self.pooler = dense(width, width, param_dtype, rngs, use_bias=True)
             classes = shape.outputs if outputs is None else outputs
             self.head = linear_head(
                 width, classes, rngs=rngs, scale=head_scale, param_dtype=param_dtype
             )
         elif head == "language_model":
-            self.transform = linear(width, width, True, param_dtype, rngs)
+            self.transform = dense(width, width, param_dtype, rngs, use_bias=True)
             self.transform_norm = norm(shape, param_dtype, rngs)
             if shape.tied:
                 self.head_bias = nnx.Param(jnp.zeros(shape.vocabulary, param_dtype))
@@ -405,7 +386,7 @@ class Encoder(nnx.Module):
         return layers | {"head": or_nan(outputs, tokens.seen)}
 
     def _logits(self, h: Array) -> Array:
-        h = self.transform_norm(FUNCTIONS[self.shape.activation](self.transform(h)))
+        h = self.transform_norm(ACTIVATIONS[self.shape.activation](self.transform(h)))
         if not self.shape.tied:
             return self.head(h)
         return self.embed.attend(h) + self.head_bias[...][None, None]

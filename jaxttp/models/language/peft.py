@@ -9,19 +9,18 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import safetensors
 import safetensors.numpy
+from flax import nnx
 
 from jaxttp._core.checks import check_finite, check_integer
-from jaxttp._core.files import parse_json, replaced
-from jaxttp._core.types import Model, Params, noted, notes_of
+from jaxttp._core.files import replaced
+from jaxttp._core.types import Model, Params, leaf_paths, noted, notes_of
 from jaxttp.adapters import from_nnx
 from jaxttp.models.combinators import Predicate
-from jaxttp.models.language.folder import PREFIXES, Tensor, tensor_of
+from jaxttp.models.language.folder import PREFIXES, Tensor, read_json, tensor_of
 from jaxttp.models.language.network import Decoder, Encoder
-from jaxttp.models.low_rank import chosen_modules, fits, lora_scale, merge_lora
-from jaxttp.models.pretrained.checkpoint import list_problems
-from jaxttp.ntk._select import leaf_paths
+from jaxttp.models.low_rank import chosen_modules, lora_scale, merge_lora
+from jaxttp.models.pretrained.checkpoint import arrays_of, list_problems, misfits, read_tensors
 
 CONFIG, WEIGHTS, START = "adapter_config.json", "adapter_model.safetensors", "base_model.model."
 
@@ -153,7 +152,7 @@ def save_adapter(
         "lora_dropout": 0.0,
         "bias": "none",
         "fan_in_fan_out": network.shape.family == "gpt2",
-        "target_modules": _shortest([modules[path] for path in ranks], list(modules.values())),
+        "target_modules": sorted(modules[path] for path in ranks),
         "modules_to_save": sorted(saved) or None,
         "inference_mode": True,
         "init_lora_weights": True,
@@ -167,13 +166,8 @@ def save_adapter(
 
 def _places(network: Encoder | Decoder) -> dict[str, Tensor]:
     """Where a file has each of the network's parameters, by path."""
-    from flax import nnx
-
-    state = nnx.to_flat_state(nnx.state(network, nnx.Param))
-    names = [tuple(map(str, keys)) for keys, _ in state]
-    return {
-        "/".join(name): tensor_of(".".join(name), network.shape, network.kind) for name in names
-    }
+    names = arrays_of(network, nnx.Param)
+    return {name.replace(".", "/"): tensor_of(name, network.shape, network.kind) for name in names}
 
 
 def _modules(network: Encoder | Decoder) -> dict[str, str]:
@@ -185,12 +179,6 @@ def _modules(network: Encoder | Decoder) -> dict[str, str]:
     }  # fmt: skip
 
 
-def _shortest(chosen: list[str], modules: list[str]) -> list[str]:
-    """Ends of names where they say which modules are meant, else whole names."""
-    ends = sorted({name.rsplit(".", 1)[-1] for name in chosen})
-    return ends if {*chosen} == {name for name in modules if fits(name, ends)} else sorted(chosen)
-
-
 def _read_config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG
     if not path.is_file():
@@ -198,11 +186,8 @@ def _read_config(folder: Path) -> dict[str, Any]:
             f"folder={str(folder)!r} has no {CONFIG}; it must be one that save_pretrained of PEFT "
             "wrote."
         )
-    try:
-        config = parse_json(path.read_text(encoding="utf-8"))
-        kind = config.get("peft_type")
-    except (ValueError, AttributeError) as problem:
-        raise ValueError(f"{path} is no JSON object: {problem}") from problem
+    config = read_json(path)
+    kind = config.get("peft_type")
     if kind != "LORA":
         raise ValueError(f"{path}: peft_type={kind!r} is not supported; 'LORA' is.")
     check_integer("r", config.get("r"), at_least=1)
@@ -226,27 +211,19 @@ def _read_weights(
 ) -> dict[str, Any]:
     """The adapters, by the paths of the network's parameters."""
     path = folder / WEIGHTS
-    tensors = _open(path)
+    tensors = read_tensors(path)
     leaves = dict(zip(leaf_paths(params), jax.tree.leaves(params), strict=True))
     places, prefix = _places(network), PREFIXES.get(network.shape.family, "model.")
     parts = {name: _part(name, prefix, places) for name in tensors}
-    shapes = {name: part.file_shape(leaves, rank) for name, part in parts.items() if part}
-    pairs = {(part.path, part.half) for part in parts.values() if part}
-    halves = {where: {half for one, half in pairs if one == where} for where, _ in pairs}
-    problems = {
-        "unexpected": [name for name, part in parts.items() if part is None],
-        "missing": [
-            f"the other half of {where}"
-            for where, found in halves.items()
-            if len(found & {*"ab"}) == 1
-        ],
-        "of another shape": [
-            f"{name} {tensors[name].shape} instead of {shape}"
-            for name, shape in shapes.items()
-            if tensors[name].shape != shape
-        ],
-    }
-    if any(problems.values()) or not tensors:
+    wanted: dict[str, tuple[int, ...]] = {}
+    for name, part in parts.items():
+        if part is not None:
+            halves = "ab" if part.half else [""]
+            for half in halves:  # both of a pair, whichever is there
+                own = name.replace(f".lora_{part.half.upper()}.", f".lora_{half.upper()}.")
+                wanted[own] = part._replace(half=half).file_shape(leaves, rank)
+    problems = misfits(wanted, {name: value.shape for name, value in tensors.items()})
+    if problems or not tensors:
         found = list_problems(problems) if tensors else "it holds no adapter"
         raise ValueError(f"{path} does not fit this network: {found}.")
     adapters: dict[str, Any] = {}
@@ -290,12 +267,3 @@ def _part(name: str, prefix: str, places: Mapping[str, Tensor]) -> _Part | None:
         return _Part(path, "", places[path].transposed)
     kernel = path.endswith("/kernel") and half in ("A", "B")
     return _Part(path, half.lower(), True) if kernel else None
-
-
-def _open(path: Path) -> dict[str, np.ndarray]:
-    if not path.is_file():
-        raise FileNotFoundError(f"folder={str(path.parent)!r} has no {path.name}.")
-    try:
-        return safetensors.numpy.load_file(path)
-    except (safetensors.SafetensorError, TypeError, KeyError) as problem:  # dtypes of NumPy alone
-        raise ValueError(f"{path} is not a safetensors file: {problem}.") from problem

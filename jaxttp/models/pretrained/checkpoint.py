@@ -5,8 +5,9 @@ strings as keys everywhere, as `jaxttp.from_nnx` has them: the third item of a l
 checkpoint lies inside the package; nothing is ever downloaded.
 """
 
+import contextlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -15,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import safetensors
 import safetensors.numpy
-from flax import nnx
+from flax import nnx, traverse_util
 
 from jaxttp._core.checks import check_choice, check_instance, is_concrete
 from jaxttp._core.files import replaced
@@ -64,7 +65,6 @@ def save_params(
         ...     load_params(f"{folder}/a.safetensors").params["layers"]["0"].tolist()
         [0.0, 1.0, 2.0]
     """
-    _check_mapping(params)
     for name, value in (metadata or {}).items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise TypeError(f"metadata holds strings by name; got {name!r}: {value!r}.")
@@ -98,15 +98,40 @@ def load_params(path: str | os.PathLike[str]) -> Checkpoint:
             is off.
     """
     path = Path(path)
+    with opened(path) as file:
+        metadata = dict(file.metadata() or {})
+        flat = {name: _to_jax(name, file.get_tensor(name)) for name in file.keys()}
+    return Checkpoint(traverse_util.unflatten_dict(flat, sep="."), metadata)
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[Any]:
+    """A safetensors file, open.
+
+    Args:
+        path: the file.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is no safetensors file, or a tensor that is read has a dtype that NumPy has
+            not.
+    """
     if not path.is_file():
-        raise FileNotFoundError(f"path={str(path)!r} is not a file; there are no parameters there.")
+        raise FileNotFoundError(f"path={str(path)!r} is not a file; there are no weights there.")
     try:
         with safetensors.safe_open(path, framework="numpy") as file:
-            metadata = dict(file.metadata() or {})
-            flat = {name: _to_jax(name, file.get_tensor(name)) for name in file.keys()}
-    except (safetensors.SafetensorError, TypeError) as error:  # the latter: not NumPy's dtypes
-        raise ValueError(f"path={str(path)!r} is not a safetensors file: {error}.") from error
-    return Checkpoint(_unflatten(flat, path), metadata)
+            yield file
+    except (safetensors.SafetensorError, TypeError) as error:
+        raise ValueError(
+            f"path={str(path)!r} is not a safetensors file with NumPy's dtypes ({error}). Pickles "
+            "(.bin, .pt, .pth) are not read: write one with safetensors.torch.save_file."
+        ) from error
+
+
+def read_tensors(path: Path) -> dict[str, np.ndarray]:
+    """All tensors of a safetensors file by name; errors as of `opened`."""
+    with opened(path) as file:
+        return {name: file.get_tensor(name) for name in file.keys()}
 
 
 def with_params(module: M, params: Mapping[Any, Any]) -> M:
@@ -133,20 +158,33 @@ def with_params(module: M, params: Mapping[Any, Any]) -> M:
         [[5.0, 5.0]]
     """
     check_instance("module", module, nnx.Module, "flax.nnx")
-    _check_mapping(params)
     copy = nnx.clone(module)
-    state = nnx.to_flat_state(nnx.state(copy, nnx.Param))
-    own = {_name(path): (path, leaf) for path, leaf in state}
-    wanted = {name: tuple(leaf.shape) for name, (_, leaf) in own.items()}
+    wanted = {name: tuple(leaf.shape) for name, leaf in arrays_of(copy, nnx.Param).items()}
     given = _leaves_by_name(params)
     problems = misfits(wanted, {name: np.shape(leaf) for name, leaf in given.items()})
     if problems:
         raise ValueError(
             f"params do not fit this {type(module).__name__}: {list_problems(problems)}."
         )
-    new = [(path, leaf.replace(jnp.asarray(given[name]))) for name, (path, leaf) in own.items()]
-    nnx.update(copy, nnx.from_flat_state(new))
+    fill(copy, {name: jnp.asarray(value) for name, value in given.items()})
     return copy
+
+
+def arrays_of(module: nnx.Module, *kinds: type[nnx.Variable]) -> dict[str, Any]:
+    """A module's arrays, abstract ones too, by their names: paths joined by dots."""
+    state = nnx.to_flat_state(nnx.state(module, kinds))
+    return {".".join(map(str, keys)): leaf for keys, leaf in state}
+
+
+def fill(module: nnx.Module, values: Mapping[str, Any]) -> None:
+    """Put arrays into a module, each by its name; other arrays stay."""
+    state = nnx.to_flat_state(nnx.state(module))
+    new = [
+        (keys, leaf.replace(values[name]))
+        for keys, leaf in state
+        if (name := ".".join(map(str, keys))) in values
+    ]
+    nnx.update(module, nnx.from_flat_state(new))
 
 
 def misfits(
@@ -196,48 +234,24 @@ def list_names(names: list[str]) -> str:
     return ", ".join(names[:6]) + (f" and {more} more" if more > 0 else "")
 
 
-def _check_mapping(params: Any) -> None:
+def _leaves_by_name(params: Any) -> dict[str, Any]:
+    """The leaves of nested mappings by dotted name, in their order."""
     if not isinstance(params, Mapping):
         raise TypeError(f"params must be nested mappings of arrays; got {type(params).__name__}.")
-
-
-def _leaves_by_name(tree: Mapping[Any, Any], path: tuple[Any, ...] = ()) -> dict[str, Any]:
-    """The leaves by dotted name, in the tree's order."""
     flat: dict[str, Any] = {}
-    for key, child in tree.items():
-        if isinstance(child, Mapping):
-            leaves = _leaves_by_name(child, (*path, key))
-        else:
-            value = child.get_value() if isinstance(child, nnx.Variable) else child
-            leaves = {_name((*path, key)): value}
-        if twice := flat.keys() & leaves.keys():
-            raise ValueError(f"params: {min(twice)} is there twice, with an int and a string.")
-        flat |= leaves
-    return flat
-
-
-def _name(path: tuple[Any, ...]) -> str:
-    for key in path:
+    for key, child in params.items():
         if not isinstance(key, str | int):
             raise TypeError(f"params: keys must be strings or ints; got {key!r}.")
         if key == "" or "." in str(key):
             raise ValueError(f"params: the key {key!r} is empty or has a dot.")
-    return ".".join(str(key) for key in path)
-
-
-def _unflatten(flat: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
-    for name, leaf in flat.items():
-        *parents, last = name.split(".")
-        node = tree
-        for part in parents:
-            node = node.setdefault(part, {})
-            if not isinstance(node, dict):
-                raise ValueError(f"path={str(path)!r}: what is above {name} is an array itself.")
-        if last in node:
-            raise ValueError(f"path={str(path)!r}: {name} is an array and holds others.")
-        node[last] = leaf
-    return tree
+        if isinstance(child, Mapping):
+            leaves = {f"{key}.{name}": leaf for name, leaf in _leaves_by_name(child).items()}
+        else:
+            leaves = {str(key): child.get_value() if isinstance(child, nnx.Variable) else child}
+        if twice := flat.keys() & leaves.keys():
+            raise ValueError(f"params: {min(twice)} is there twice, with an int and a string.")
+        flat |= leaves
+    return flat
 
 
 def _to_jax(name: str, array: np.ndarray) -> jax.Array:

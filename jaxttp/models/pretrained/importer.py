@@ -13,12 +13,18 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-import safetensors
 from flax import nnx
 
 from jaxttp._core.checks import check_finite, check_instance
 from jaxttp.models.convolutional import ResNet
-from jaxttp.models.pretrained.checkpoint import list_names, list_problems, misfits
+from jaxttp.models.pretrained.checkpoint import (
+    arrays_of,
+    fill,
+    list_names,
+    list_problems,
+    misfits,
+    read_tensors,
+)
 from jaxttp.models.transformers import ViT
 
 
@@ -272,49 +278,54 @@ def load_weights(model: M, path: str | os.PathLike[str], *, head: bool = True) -
         True
     """
     path = Path(path)
-    tensors = _read_tensors(path)
+    tensors = read_tensors(path)
+    check_finite(f"path={str(path)!r}: ", tensors)
     check_instance("model", model, nnx.Module, "flax.nnx")
     copy = nnx.clone(model)
-    state = nnx.to_flat_state(nnx.state(copy, (nnx.Param, nnx.BatchStat)))
-    own = {".".join(map(str, keys)): (keys, leaf) for keys, leaf in state}
+    own = arrays_of(copy, nnx.Param, nnx.BatchStat)
+    shapes = {name: tuple(leaf.shape) for name, leaf in own.items()}
     naming, prefix = _recognise(model, path, tensors)
     sources = {
         name: naming.source(name, model, prefix)
         for name in own
         if head or not name.startswith("head.")
     }
-    shapes = {name: tuple(leaf.shape) for name, (_, leaf) in own.items()}
     for name, source in sources.items():
         part = source.names[0]
         if source.kind == "positions" and part in tensors:
             tensors[part] = resample_positions(tensors[part], shapes[name])
-    _check_fit(type(model).__name__, path, naming, sources, shapes, tensors, head)
-    new = []
-    for name, source in sources.items():
-        keys, leaf = own[name]
-        value = source.convert(tensors[part] for part in source.names)
-        new.append((keys, leaf.replace(jnp.asarray(value, leaf.dtype))))
-    nnx.update(copy, nnx.from_flat_state(new))
+    wanted = {
+        part: source.file_shape(shapes[name])
+        for name, source in sources.items()
+        for part in source.names
+    }
+    problems = misfits(
+        wanted,
+        {name: array.shape for name, array in tensors.items()},
+        lambda name: name.endswith(naming.ignored) or (not head and name.startswith(naming.head)),
+    )
+    if problems:
+        misfit = [name for names in problems.values() for name in names]
+        of_head = head and all(name.startswith(naming.head) for name in misfit)
+        raise ValueError(
+            f"path={str(path)!r} (naming of {naming.library}) does not fit this "
+            f"{type(model).__name__}: {list_problems(problems)}."
+            + (" head=False keeps the model's own last layer." if of_head else "")
+        )
+    fill(
+        copy,
+        {
+            name: jnp.asarray(
+                source.convert(tensors[part] for part in source.names), own[name].dtype
+            )
+            for name, source in sources.items()
+        },
+    )
     if naming.norm_epsilon is not None:
         for _, part in nnx.iter_modules(copy):
             if isinstance(part, nnx.LayerNorm):
                 part.epsilon = naming.norm_epsilon
     return copy
-
-
-def _read_tensors(path: Path) -> dict[str, np.ndarray]:
-    if not path.is_file():
-        raise FileNotFoundError(f"path={str(path)!r} is not a file; there are no weights there.")
-    try:
-        with safetensors.safe_open(path, framework="numpy") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}
-    except (safetensors.SafetensorError, TypeError) as error:
-        raise ValueError(
-            f"path={str(path)!r} is not a safetensors file with NumPy's dtypes ({error}). Pickles "
-            "(.bin, .pt, .pth) are not read: write one with safetensors.torch.save_file."
-        ) from error
-    check_finite(f"path={str(path)!r}: ", tensors)
-    return tensors
 
 
 def _recognise(
@@ -334,36 +345,3 @@ def _recognise(
         f"path={str(path)!r} has no naming that is known for a {type(model).__name__}: {known}. "
         f"It has {list_names(sorted(tensors))}."
     )
-
-
-def _check_fit(
-    kind: str,
-    path: Path,
-    naming: Naming,
-    sources: Mapping[str, Source],
-    shapes: Mapping[str, tuple[int, ...]],
-    tensors: Mapping[str, np.ndarray],
-    head: bool,
-) -> None:
-    """Raise `ValueError` with everything that is missing, unexpected or of another shape."""
-    wanted = {
-        part: source.file_shape(shapes[name])
-        for name, source in sources.items()
-        for part in source.names
-    }
-    problems = misfits(
-        wanted,
-        {name: array.shape for name, array in tensors.items()},
-        lambda name: (
-            name.endswith(naming.ignored or ("\0",)) or (not head and name.startswith(naming.head))
-        ),
-    )
-    if problems:
-        text, hint = list_problems(problems), ""
-        misfit = [name for names in problems.values() for name in names]
-        if head and all(name.startswith(naming.head) for name in misfit):
-            hint = " head=False keeps the model's own last layer."
-        raise ValueError(
-            f"path={str(path)!r} (naming of {naming.library}) does not fit this {kind}: {text}."
-            + hint
-        )
