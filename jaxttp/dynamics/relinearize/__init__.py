@@ -162,7 +162,7 @@ def relinearized_recursion(  # noqa: PLR0913
         curvature_limits(optimizer, steps), decays, damp is not False, batches, x_test,
         kernel_test_fn, Costs(kernels=1),
     )  # fmt: skip
-    damped, sharpness = setup.damping(kernel, f0, 0)
+    damped, _ = setup.damping(kernel, f0, 0)
     # A rate that is too large from the start may really diverge: damping would hide that.
     if damp is None and damped is not None:
         setup, damped = dataclasses.replace(setup, damps=False), None
@@ -171,4 +171,4 @@ def relinearized_recursion(  # noqa: PLR0913
     state = State(0, params, here, params, tuple(accumulators or begun), f0, counters)
     state = state._replace(here=linearize(setup, state, kernel, params, damped))
     report = progress or (lambda built, planned: None)
-    return integrate(setup, state, controller, sharpness, report)
+    return integrate(setup, state, controller, report)

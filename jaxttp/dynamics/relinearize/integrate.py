@@ -144,7 +144,6 @@ def integrate(
     setup: Setup,
     state: State,
     controller: Controller,
-    sharpness: float,
     report: Callable[[int, int], None],
 ) -> RelinearizedTrajectory:
     """The path to the horizon.
@@ -153,7 +152,6 @@ def integrate(
         setup: what does not change.
         state: before the first step.
         controller: where segments end.
-        sharpness: the curvature at the state's kernel as a multiple of the limit of stability.
         report: told of kernels so far and at most.
     """
     path = within = Record.of(setup, state)  # within: where it first crosses the edge of stability
@@ -163,7 +161,6 @@ def integrate(
         ahead = predict(setup, path.state)
         proposal, taken, controller, again = _take(setup, path.state, ahead, controller, report)
         rejected += again
-        sharpness = max(sharpness, taken.sharpness)
         if edge_at < 0:
             within = path
         if edge_at < 0 and taken.sharpness > 1:
@@ -187,7 +184,6 @@ def integrate(
         ts=jax.device_put(np.arange(setup.steps + 1, dtype=loss.dtype)),
         train=path.train,
         test=None if path.test is None else path.test.path,
-        provisional=path.provisional,
         loss=loss,
         loss_uncertainty=uncertainty,
         ends=tuple(ends),
@@ -199,7 +195,6 @@ def integrate(
         kernels=setup.costs.kernels,
         gradient_evaluations=setup.costs.products,
         steps_run=setup.costs.steps,
-        sharpest=sharpness,
     )
 
 
