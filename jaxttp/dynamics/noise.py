@@ -31,9 +31,8 @@ from jaxttp._core.checks import (
 from jaxttp._core.compile import jit
 from jaxttp._core.traced import Traced, network_of
 from jaxttp._core.types import ApplyFn, Params, concatenate, count
-from jaxttp.adapters.gradients import check_gradients
 from jaxttp.adapters.inputs import check_network, check_samples, traced_outputs
-from jaxttp.adapters.outputs import check_per_sample
+from jaxttp.adapters.outputs import check_gradients, check_per_sample
 from jaxttp.dynamics._kernels import apply_kernel, check_problem
 from jaxttp.dynamics.batches import PROTOCOLS
 from jaxttp.losses import Loss, encode_targets

@@ -47,8 +47,8 @@ from jaxttp._core.compile import give_back
 from jaxttp._core.traced import network_of
 from jaxttp._core.types import ApplyFn, Params, count, take
 from jaxttp.adapters import as_rows, check_per_sample
-from jaxttp.adapters.gradients import check_gradients
 from jaxttp.adapters.inputs import check_network, check_samples
+from jaxttp.adapters.outputs import check_gradients
 from jaxttp.dynamics._network import evaluation
 from jaxttp.dynamics.batches import batch_indices, check_batches
 from jaxttp.dynamics.weight_space import check_stepping
