@@ -1,6 +1,6 @@
 """Samples out of a pipeline of batches: a few at random, and how many there are in all."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -73,7 +73,10 @@ def draw_samples(
         check_integer("total", total, at_least=1)
     rng, read = np.random.default_rng(seed), 0
     lots, rows = np.zeros(0), None  # a lot for every sample that is kept: the lowest ones stay
-    for x, y in _pairs(batches):
+    if not isinstance(batches, Iterable):
+        raise TypeError(f"batches must be iterable, of pairs (x, y); got {type(batches).__name__}.")
+    for batch in batches:
+        x, y = _split(batch)
         check_known(batches=(x, y))
         new = {"x": _arrays(x), "y": np.asarray(y)}
         size = _check(new, rows)
@@ -85,7 +88,9 @@ def draw_samples(
         near = drawn < lots[samples - 1] if len(lots) >= samples else np.full(size, True)
         if np.any(near):
             kept = take(new, near)
-            both = kept if rows is None else _joined(rows, kept)
+            both = kept
+            if rows is not None:
+                both = jax.tree.map(lambda *parts: np.concatenate(parts), rows, kept)
             lots = np.concatenate([lots, drawn[near]])
             order = np.argsort(lots)[:samples]
             lots, rows = lots[order], take(both, order)
@@ -107,36 +112,24 @@ def _arrays(x: Any) -> Any:
     return tuple(map(_arrays, x)) if isinstance(x, tuple) else np.asarray(x)
 
 
-def _joined(some: Any, more: Any) -> Any:
-    return jax.tree.map(lambda a, b: np.concatenate([a, b]), some, more)
-
-
-def _pairs(batches: Any) -> Iterator[tuple[Any, Any]]:
-    """Samples and labels of every batch."""
-    if not isinstance(batches, Iterable):
-        raise TypeError(f"batches must be iterable, of pairs (x, y); got {type(batches).__name__}.")
-    for batch in batches:
-        if isinstance(batch, Mapping):
-            yield _of_mapping(batch)
-        elif isinstance(batch, tuple | list) and len(batch) == 2:
-            yield batch[0], batch[1]
-        else:
-            raise TypeError(
-                "batches must hold pairs (x, y), or mappings with the labels under "
-                f"{', '.join(map(repr, LABELS))}; got {type(batch).__name__}."
-            )
-
-
-def _of_mapping(batch: Mapping[str, Any]) -> tuple[Any, Any]:
+def _split(batch: Any) -> tuple[Any, Any]:
+    """Samples and labels of a batch."""
+    if isinstance(batch, tuple | list) and len(batch) == 2:
+        return batch[0], batch[1]
+    names = ", ".join(map(repr, LABELS))
+    if not isinstance(batch, Mapping):
+        raise TypeError(
+            f"batches must hold pairs (x, y), or mappings with the labels under {names}; got "
+            f"{type(batch).__name__}."
+        )
     named = [name for name in LABELS if name in batch]
     rest = {name: value for name, value in batch.items() if name not in named}
     if len(named) != 1 or not rest:
         raise ValueError(
-            f"a batch must have samples, and labels under one of {', '.join(map(repr, LABELS))}; "
-            f"got {', '.join(map(repr, batch)) or 'nothing'}."
+            f"a batch must have samples, and labels under one of {names}; got "
+            f"{', '.join(map(repr, batch)) or 'nothing'}."
         )
-    x = next(iter(rest.values())) if len(rest) == 1 else rest
-    return x, batch[named[0]]
+    return next(iter(rest.values())) if len(rest) == 1 else rest, batch[named[0]]
 
 
 def _check(batch: Any, known: Any) -> int:

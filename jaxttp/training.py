@@ -36,7 +36,7 @@ from jaxttp.adapters.inputs import check_network, check_samples
 from jaxttp.adapters.outputs import check_gradients
 from jaxttp.dynamics._network import evaluation
 from jaxttp.dynamics.batches import batch_indices, check_batches
-from jaxttp.losses import Loss, encode_targets, get_loss
+from jaxttp.losses import Loss, encode_targets
 from jaxttp.losses.rule import Rule, Target, reach
 
 
@@ -155,7 +155,7 @@ class TrainingStep:
     ) -> None:
         self.network, self.loss, self.optimizer = network_of(apply_fn), loss, optimizer
         self.record = record
-        self._programs: dict[Any, tuple[Keyed, Keyed | None]] = {}
+        self._programs: dict[Any, _Static] = {}
 
     def __call__(self, params: Params, state: Any, x: Any, targets: Array) -> tuple:
         """Take a step."""
@@ -169,29 +169,14 @@ class TrainingStep:
     def _arguments(self, params: Params, state: Any, x: Any, targets: Array) -> tuple:
         network = self.network.at(params, x)
         key = network.program, jax.tree.structure(state)
-        if key not in self._programs:
-            self._programs[key] = self._keyed(network, params, state, x, targets)
-        update, record = self._programs[key]
-        return _Static(update, self.loss, record), network, params, state, x, targets
-
-    def _keyed(
-        self, network: Traced, params: Params, state: Any, x: Any, targets: Array
-    ) -> tuple[Keyed, Keyed | None]:
-        """The optimizer's update and the record, equal to others of the same equations."""
-        loss, optimizer = self.loss, self.optimizer
-
-        def update(
-            network: Traced, gradient: Params, state: Any, params: Params, x: Any, targets: Array,
-            value: Array, f: Array,
-        ) -> tuple[Params, Any]:  # fmt: skip
-            extra = _extra_arguments(network, loss, optimizer, gradient, x, targets, value, f)
-            return optimizer.update(gradient, state, params, **extra)
-
-        f = network.outputs
-        value = jax.ShapeDtypeStruct((), f.dtype)
-        given = network, params, state, params, x, targets, value, f
-        record = None if self.record is None else Keyed(self.record, state)
-        return Keyed(update, *given), record
+        if key not in self._programs:  # its functions, equal to others of the same equations
+            f = network.outputs
+            update = functools.partial(_update, self.loss, self.optimizer)
+            value = jax.ShapeDtypeStruct((), f.dtype)
+            known = Keyed(update, network, params, state, params, x, targets, value, f)
+            record = None if self.record is None else Keyed(self.record, state)
+            self._programs[key] = _Static(known, self.loss, record)
+        return self._programs[key], network, params, state, x, targets
 
 
 class _Static(NamedTuple):
@@ -233,13 +218,13 @@ def _take_step(
     return optax.apply_updates(params, updates), state, f, kept
 
 
-def _extra_arguments(
-    network: Traced, loss: Loss, optimizer: Any, gradient: Params, x: Any, targets: Array,
-    value: Array, f: Array,
-) -> dict[str, Any]:  # fmt: skip
-    """What an optimizer's update is given beside gradient, state and parameters."""
+def _update(
+    loss: Loss, optimizer: Any, network: Traced, gradient: Params, state: Any, params: Params,
+    x: Any, targets: Array, value: Array, f: Array,
+) -> tuple[Params, Any]:  # fmt: skip
+    """The optimizer's update, which is given what it takes beside gradient, state and weights."""
     if not isinstance(optimizer, optax.GradientTransformationExtraArgs):
-        return {}
+        return optimizer.update(gradient, state, params)
 
     def value_fn(
         w: Params, x: Any = x, y: Any = targets, loss: Any = loss, outputs: Any = None
@@ -249,11 +234,11 @@ def _extra_arguments(
 
     extra = {"x": x, "y": targets, "loss": loss, "outputs": f, "value": value, "grad": gradient,
              "value_fn": value_fn}  # fmt: skip
-    taken = inspect.signature(optimizer.update).parameters.values()
-    if any(one.kind is one.VAR_KEYWORD for one in taken):
-        return extra
-    names = {one.name for one in taken}  # optax.contrib.sam takes some of them alone
-    return {name: given for name, given in extra.items() if name in names}
+    taken = inspect.signature(optimizer.update).parameters
+    if not any(one.kind is one.VAR_KEYWORD for one in taken.values()):
+        # optax.contrib.sam takes some of them alone
+        extra = {name: given for name, given in extra.items() if name in taken}
+    return optimizer.update(gradient, state, params, **extra)
 
 
 def train(
@@ -320,14 +305,10 @@ def train(
         ((6,), True)
     """
     check_integer("steps", steps, at_least=1)
-    get_loss(loss)
-    _check_given(apply_fn, params, y, optimizer)
     bound_programs()
-    x = _samples(x)
+    apply_fn, x, targets, loss = _prepare(apply_fn, params, x, y, loss, optimizer)
     protocol = check_batches(batch_size, key, protocol, count(x))
     check_known(key=key)
-    apply_fn, outputs = as_rows(apply_fn, params, x)
-    targets, loss = encode_targets(loss, y, outputs)
     network = network_of(apply_fn)
     evaluate = evaluation(network)
     f = evaluate(params, x)
@@ -472,10 +453,7 @@ def compile_step(
         >>> step.compiled.cost_analysis()["flops"] > 0
         True
     """
-    _check_given(apply_fn, params, y, optimizer)
-    x = _samples(x)
-    apply_fn, outputs = as_rows(apply_fn, params, x)
-    targets, loss = encode_targets(loss, y, outputs)
+    apply_fn, x, targets, loss = _prepare(apply_fn, params, x, y, loss, optimizer)
     if batch_size is not None:
         check_integer("batch_size", batch_size, at_least=1, at_most=count(x))
         x, targets = take(x, slice(batch_size)), targets[:batch_size]
@@ -485,18 +463,17 @@ def compile_step(
     return step, batch, compiling.seconds
 
 
-def _check_given(apply_fn: ApplyFn, params: Params, y: Any, optimizer: Any) -> None:
-    """Refuse what no step can be made of."""
+def _prepare(
+    apply_fn: ApplyFn, params: Params, x: Any, y: Any, loss: str | Loss, optimizer: Any
+) -> tuple[ApplyFn, Any, Array, Loss]:
+    """Network with outputs (N, C), samples, targets and loss, checked."""
     check_network(apply_fn, params)
     check_optimizer(optimizer)
-    check_known(params=params, y=y)
+    x = check_samples("x", x)
+    check_known(params=params, x=x, y=y)
     check_floating("params", params)
     check_finite("params", params)
-
-
-def _samples(x: Any) -> Any:
-    """Samples as arrays, finite and known."""
-    x = check_samples("x", x)
-    check_known(x=x)
     check_finite("x", x)
-    return x
+    apply_fn, outputs = as_rows(apply_fn, params, x)
+    targets, loss = encode_targets(loss, y, outputs)
+    return apply_fn, x, targets, loss

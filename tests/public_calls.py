@@ -19,7 +19,7 @@ import numpy as np
 import optax
 
 import jaxttp
-from jaxttp import conditioning, data, dynamics, models, ntk
+from jaxttp import conditioning, data, models, ntk
 from jaxttp.forecast import Candidate, Descent, Hyperparameters, Problem
 
 PUBLIC = (
@@ -177,20 +177,13 @@ def _dynamics(rng: np.random.Generator) -> dict[str, dict[str, Any]]:
         "w": jnp.asarray(rng.normal(size=(3, 2)), jnp.float32), "labels": jnp.asarray([0, 1, 1, 0]),
         "learning_rate": 0.1,
     }  # fmt: skip
-    train = dynamics.recursion(**moved(), **sgd).train
     return {
         "batch_indices": {"key": jax.random.key(0), "n": 6, "batch_size": 2, "steps": 3},
         "closed_form": moved() | {"loss": "squared_error", "ts": ts} | step,
         "diffusion": moved() | batches | {"steps": 3, "momentum": 0.5, "paths": 2} | step,
         "linear_filter": {"optimizer": optax.sgd(0.1, 0.5), "steps": 8},
         "gradient_flow": moved() | {"ts": ts} | step,
-        "flow_curves": moved() | {"ts": ts} | step,
         "diagonal_noise": real,
-        "noise_factor": {
-            "kernel": moved()["kernel"], "f": moved()["f0"], "y": moved()["y"],
-            "loss": "cross_entropy",
-        },
-        "same_program": {"optimizer": optax.sgd(0.1)},
         "effective_learning_rate": {"learning_rate": 0.1, "momentum": 0.5},
         "recursion": moved() | sgd | batches,
         "relinearized_recursion": real | sgd | {
@@ -199,18 +192,12 @@ def _dynamics(rng: np.random.Generator) -> dict[str, dict[str, Any]]:
             ),
             "rebuilds": 1,
         },
-        "cluster_samples": {
-            "curves": jnp.asarray(rng.uniform(size=(3, 6)), jnp.float32), "clusters": 2,
-            "key": jax.random.key(0), "iterations": 4,
-        },
-        "sample_losses": {"train": train, "y": moved()["y"], "loss": "cross_entropy"},
         "balanced_features": {"w": factors["w"], "samples": 4, "key": jax.random.key(0)},
         "power_law_labels": {"samples": 6, "classes": 2, "exponent": 1.0},
         "two_factor_descent": factors | {"steps": 3},
         "two_factor_flow": factors | {"ts": ts},
         "two_factor_observables": factors,
         "weight_space": real | sgd | batches,
-        "weight_space_flow": real | {"ts": ts} | step,
     }  # fmt: skip
 
 

@@ -205,11 +205,6 @@ def Trajectory():
 
 
 @maker
-def FlowCurves():
-    return moved(dynamics.flow_curves, learning_rate=0.3, ts=jnp.linspace(0.0, 60.0, 31))
-
-
-@maker
 def Diffusion():
     return moved(dynamics.diffusion, learning_rate=0.3, batch_size=6, steps=STEPS,
                  key=jax.random.key(0), paths=8)  # fmt: skip

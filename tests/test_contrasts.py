@@ -50,8 +50,8 @@ def test_contrasts_are_all_but_the_mean(classes, seed):
     np.testing.assert_allclose(from_contrasts(found), f - f.mean(1, keepdims=True), atol=1e-11)
 
 
-@pytest.mark.parametrize("classes", [2, 3, 7])
-@pytest.mark.parametrize("kind", ["labels", "soft", "weights", "weights of classes", "-100"])
+@pytest.mark.parametrize("classes", [2, 5])
+@pytest.mark.parametrize("kind", ["labels", "soft", "weights of classes", "-100"])
 def test_a_loss_of_contrasts_is_the_loss(classes, kind):
     """Values, errors, gradients B^T g and Hessians B^T H B, of every form of targets."""
     draw = np.random.default_rng(classes)
@@ -60,7 +60,6 @@ def test_a_loss_of_contrasts_is_the_loss(classes, kind):
     y = {
         "labels": labels,
         "soft": soft,
-        "weights": weighted(labels, sample_weight=draw.uniform(0.5, 2.0, 9)),
         "weights of classes": weighted(labels, class_weight=draw.uniform(0.5, 2.0, classes)),
         "-100": np.where(np.arange(9) == 4, -100, labels),
     }[kind]
@@ -126,17 +125,16 @@ def test_the_kernel_of_contrasts():
 WAYS = {
     "default": {},
     "batches": {"batch_size": 5, "key": jax.random.key(3), "learning_rate": 0.1},
-    "weighted": {"y": weighted(Y, sample_weight=jnp.arange(1.0, 15.0))},
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_forecasts_of_contrasts_are_those_of_all_outputs(way):
-    asked = {"learning_rate": 0.5, "steps": 25, "y": Y} | WAYS[way]
+    asked = {"learning_rate": 0.5, "steps": 12, "y": Y} | WAYS[way]
     y = asked.pop("y")
     small = predict_training_time(network, PARAMS, X, y, **asked)
     whole = predict_training_time(network, PARAMS, X, y, **asked, loss=WHOLE)
-    # Rounding, through some 25 steps and up to 17 kernels of numbers near 1.
+    # Rounding, through some 12 steps and up to 17 kernels of numbers near 1.
     np.testing.assert_allclose(small.loss, whole.loss, atol=1e-9)
     np.testing.assert_array_equal(small.error, whole.error)
     assert small.steps == whole.steps
@@ -144,7 +142,7 @@ def test_forecasts_of_contrasts_are_those_of_all_outputs(way):
     centred = [one.outputs - one.outputs.mean(-1, keepdims=True) for one in (small, whole)]
     np.testing.assert_allclose(*centred, atol=1e-8)
     np.testing.assert_allclose(
-        small.outputs.mean(-1), jnp.broadcast_to(network(PARAMS, X).mean(-1), (26, 14)), atol=1e-12
+        small.outputs.mean(-1), jnp.broadcast_to(network(PARAMS, X).mean(-1), (13, 14)), atol=1e-12
     )
     assert small.cost.kernels == whole.cost.kernels
     assert small.cost.operations < whole.cost.operations

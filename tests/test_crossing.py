@@ -84,9 +84,13 @@ def test_under_jit_and_vmap(rule):
 
 
 BAD = {
-    "threshold 0": (([1.0, 0.0], 0), {}, "threshold must be greater than 0 and less than 1; got 0"),
-    "threshold 1": (([1.0, 0.0], 1), {}, "threshold must be .* got 1. 1 % is 0.01"),
-    "threshold NaN": (([1.0, 0.0], np.nan), {}, "threshold must be finite and greater than 0"),
+    "threshold 0": (
+        ([1.0, 0.0], 0),
+        {},
+        "thresholds must be greater than 0 and less than 1; got 0",
+    ),
+    "threshold 1": (([1.0, 0.0], 1), {}, "thresholds must be .* got 1. 1 % is 0.01"),
+    "threshold NaN": (([1.0, 0.0], np.nan), {}, "thresholds must be finite and greater than 0"),
     "window of another rule": (
         ([1.0, 0.0], 0.1),
         {"window": 1},
@@ -98,7 +102,7 @@ BAD = {
         "window must be an integer between 1 and 2; got 3",
     ),
     "curve with NaN": (([1.0, np.nan, 0.0], 0.1), {}, r"curve holds 1 value\(s\) that are NaN"),
-    "curve of 2 axes": ((np.ones((3, 3)), 0.1), {}, r"curve must be a vector .* shape \(3, 3\)"),
+    "curve of 2 axes": ((np.ones((3, 3)), 0.1), {}, r"curve must have 1 axes; .* shape \(3, 3\)"),
     "unknown rule": (([1.0, 0.0], 0.1), {"rule": "best"}, "rule='best' is not known.*'plateau'"),
     "an even smoothing": (([3.0, 2.0, 1.0], 0.1), {"smooth": 2}, "smooth must be odd"),
 }

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxttp._core.progress import Stopwatch, compilations, stopwatch
+from jaxttp._core.progress import Stopwatch, stopwatch
 
 X = jnp.arange(12.0)
 
@@ -24,14 +24,6 @@ def test_fresh_jit_compiles_and_a_warm_one_does_not():
         jax.block_until_ready(function(X))
     assert warm.compile_seconds == 0
     assert warm.run_seconds == warm.seconds > 0
-
-
-def test_equal_programs_of_two_functions_count_twice():
-    """Also where the suite compiles them once (tests/shortcuts.py), or nothing could be counted."""
-    with compilations() as seen:
-        for _ in range(2):
-            jax.block_until_ready(fresh()(X))
-    assert len(seen) == 2
 
 
 def test_what_is_compiled_while_another_function_is_traced_counts_once():

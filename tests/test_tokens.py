@@ -17,7 +17,7 @@ from jaxttp import (
     train,
     weighted,
 )
-from jaxttp.conditioning import condition_number, curvature_matrix, curvature_operator
+from jaxttp.conditioning import curvature_matrix, curvature_operator
 from jaxttp.dynamics import batch_indices
 from jaxttp.losses import encode_targets
 from jaxttp.losses.functions import token_hessian_product
@@ -126,7 +126,7 @@ def test_hessian_products_need_no_blocks(dtype):
     assert not across.any()
 
 
-@pytest.mark.parametrize("kind", ["gauss_newton", "generalized", "functional_hessian", "hessian"])
+@pytest.mark.parametrize("kind", ["gauss_newton", "hessian"])
 def test_curvature_of_tokens(kind):
     """The operator in batches of any size and the matrix, against derivatives by hand."""
 
@@ -138,26 +138,15 @@ def test_curvature_of_tokens(kind):
     x, loss = {"x": X}, "cross_entropy"
     outputs = lambda flat: network(restore(flat), x)  # noqa: E731
     jacobian = np.asarray(jax.jacobian(outputs)(flat)).reshape(N * T, V, -1)
-    p = np.asarray(jax.nn.softmax(outputs(flat))).reshape(N * T, V)
-    blocks = np.einsum("a,ab->ab", np.ones(V), np.eye(V)) * p[:, None] - p[:, :, None] * p[:, None]
-    blocks *= COUNTS.reshape(-1, 1, 1) / COUNTS.sum()
-    gauss = np.einsum("tap,tab,tbq->pq", jacobian, blocks, jacobian)
     plain = np.einsum("tap,taq->pq", jacobian, jacobian) / N
     whole = np.asarray(jax.hessian(lambda flat: _loss(1.0 * jnp.eye(V), outputs(flat)))(flat))
-    expected = {"gauss_newton": plain, "generalized": gauss, "functional_hessian": whole - gauss,
-                "hessian": whole}[kind]  # fmt: skip
+    expected = {"gauss_newton": plain, "hessian": whole}[kind]
     matrix = curvature_matrix(network, w, x, Y, kind=kind, loss=loss, form="parameters")
     np.testing.assert_allclose(matrix, expected, atol=1e-12)
     for size in (None, 4):
         operator = curvature_operator(network, w, x, Y, kind=kind, loss=loss, batch_size=size)
         found = jax.vmap(operator.mv)(jnp.eye(len(flat)))
         np.testing.assert_allclose(found, expected, atol=1e-12)
-    if kind == "gauss_newton":
-        by_outputs = curvature_matrix(network, w, x, kind=kind, form="outputs")
-        values = np.linalg.eigvalsh(by_outputs)[-3:]
-        np.testing.assert_allclose(values, np.linalg.eigvalsh(plain)[-3:], rtol=1e-10)
-        number = condition_number(operator, rank=3)
-        np.testing.assert_allclose(number.largest, values[-1], rtol=1e-8)
 
 
 def test_kernels_of_flattened_tokens():

@@ -76,9 +76,6 @@ DOORS = {
     "train": lambda f, x: jaxttp.train(f, W, x, Y, **SGD).loss,
     "curvature_matrix": lambda f, x: conditioning.curvature_matrix(f, W, x),
     "curvature_operator": lambda f, x: conditioning.curvature_operator(f, W, x).mv(jnp.ones(6)),
-    "weight_space_flow": lambda f, x: dynamics.weight_space_flow(
-        f, W, x, Y, loss="cross_entropy", learning_rate=0.5, ts=jnp.array([1.0])
-    ).train,
     "diagonal_noise": lambda f, x: dynamics.diagonal_noise(f, W, x, Y, loss="cross_entropy"),
 }  # fmt: skip
 

@@ -26,14 +26,11 @@ REFUSES = {
 KINKED = {
     "training_time": "a whole number",
     "conditioning.magnitude_masks": "zeros and ones",
-    "dynamics.cluster_samples": "whole numbers",
     "losses.misclassified": "a share of samples", "losses.wrong_bits": "a share of bits",
     "losses.encode_targets": "made of labels alone",
     "ntk.eigendecomposition": "vectors of eigenvalues that differ by little",
     "ntk.spectral_density": "a loop until it converged: forward mode alone",
-    "dynamics.weight_space_flow": "by the solver of gradient_flow",
     "dynamics.two_factor_flow": "by the solver of gradient_flow",
-    "dynamics.flow_curves": "by the solver of gradient_flow",
     "ntk.extreme_eigenvalues": "a loop until it converged: forward mode alone",
     
     "representation.alpha_req": "the range of a fit",
@@ -43,14 +40,14 @@ KINKED = {
 """Not differentiated, and why."""
 SLOW = {
     "dynamics.diffusion", "dynamics.gradient_flow",
-    "dynamics.flow_curves", "dynamics.two_factor_flow", "dynamics.weight_space_flow",
+    "dynamics.two_factor_flow",
     "dynamics.relinearized_recursion",
     "gauss_newton.flow_error", 
     "gauss_newton.forecast_steps", "gauss_newton.revmlp_kernel",
     "conditioning.gauss_newton_convolution", "conditioning.linear_point",
     "conditioning.batch_norm_scales", "conditioning.psd_residual_bound", "class_sketch",
     "dynamics.diagonal_noise", "dynamics.weight_space", "dynamics.two_factor_observables",
-    "dynamics.two_factor_descent", "dynamics.cluster_samples", "ntk.class_separation",
+    "dynamics.two_factor_descent", "ntk.class_separation",
     "ntk.spectral_density", "ntk.extreme_eigenvalues",
     "representation.weight_path",
     "representation.kernel_rate", "representation.cka_table",

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from matplotlib.figure import Figure
+from sklearn.cluster import KMeans
 from sklearn.manifold import TSNE
 from sklearn.metrics import silhouette_score
 
@@ -24,7 +25,8 @@ from experiments.training_time.comparison import (
 )
 from jaxttp import empirical_ntk
 from jaxttp._core.xla_cpu.threads import limited
-from jaxttp.dynamics import cluster_samples, gradient_flow, sample_losses
+from jaxttp.dynamics import gradient_flow
+from jaxttp.losses import get_loss
 from jaxttp.ntk import class_separation, eigendecomposition, gradient_components
 from jaxttp.pipeline import Settings as Task
 from jaxttp.plots import tidy
@@ -136,19 +138,28 @@ def _measure(settings: Settings) -> Result:
     path = gradient_flow(
         kernel.theta, kernel.f0, kernel.targets, loss=LOSS, learning_rate=eta, ts=ts
     ).train
-    losses = np.asarray(sample_losses(path, job.y, loss=LOSS))
+    of_samples = jax.vmap(get_loss(LOSS).sample_loss)
+    losses = np.asarray(jax.vmap(lambda f: of_samples(f, kernel.targets))(path))
     # A sample that is nearly right before training starts from ln 2.
     losses = losses / np.maximum(losses[0], np.log(2.0))
     learnt = losses < settings.level
     times = np.where(learnt.any(axis=0), learnt.argmax(axis=0), settings.steps + 1)
-    groups = cluster_samples(losses, settings.clusters, key=jax.random.key(settings.seed))
+    groups = _groups(losses, settings)
     spaces = {
         "gradients": gradient_components(eigendecomposition(kernel.theta), settings.components),
         "features": gradient_components(eigendecomposition(features), settings.components),
         "trajectories": jnp.swapaxes(path, 0, 1),
     }
     points = {name: _points(space, labels, settings) for name, space in spaces.items()}
-    return Result(settings, labels, points, times, np.asarray(groups))
+    return Result(settings, labels, points, times, groups)
+
+
+def _groups(losses: np.ndarray, settings: Settings) -> np.ndarray:
+    """Samples by k-means of their losses (T + 1, N); group 0 has the largest ones."""
+    with limited(len(losses)):
+        means = KMeans(settings.clusters, n_init=10, random_state=settings.seed).fit(losses.T)
+    rank = np.argsort(np.argsort(-means.cluster_centers_.mean(axis=1)))
+    return rank[means.labels_]
 
 
 def _points(space: jax.Array, labels: np.ndarray, settings: Settings) -> Points:

@@ -15,8 +15,8 @@ import optax
 
 from experiments.bench.accuracy_tasks import Job, make
 from jaxttp import empirical_ntk, train, training_time
-from jaxttp.dynamics import diffusion, effective_learning_rate, flow_curves
-from jaxttp.losses import encode_targets
+from jaxttp.dynamics import diffusion, effective_learning_rate, gradient_flow
+from jaxttp.losses import encode_targets, get_loss
 from jaxttp.pipeline import Settings, build_task
 
 Source = str | Settings
@@ -166,8 +166,9 @@ def kernel_of(job: Job, loss: str = "cross_entropy") -> Kernel:
 @functools.partial(jax.jit, static_argnames=("loss", "steps"))
 def _ode(theta, f0, targets, rate, *, loss: str, steps: int):
     ts = jnp.arange(steps + 1, dtype=f0.dtype)
-    found = flow_curves(theta, f0, targets, loss=loss, learning_rate=rate, ts=ts)
-    return jnp.stack([found.loss, found.error])
+    path = gradient_flow(theta, f0, targets, loss=loss, learning_rate=rate, ts=ts).train
+    known = get_loss(loss)
+    return jnp.stack(jax.vmap(lambda f: (known.value(f, targets), known.error(f, targets)))(path))
 
 
 _STATIC = ("loss", "steps", "batch_size", "paths", "noise", "protocol")

@@ -5,6 +5,8 @@ On embedded data a "data set" is a task: digit splits, tables, image patches.
 
 import dataclasses
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,8 +26,9 @@ from experiments.training_time.comparison import (
     name_of,
 )
 from jaxttp import train
-from jaxttp.dynamics import gradient_flow, weight_space_flow
-from jaxttp.losses import encode_targets
+from jaxttp.dynamics import gradient_flow
+from jaxttp.dynamics.flow import solve_ode
+from jaxttp.losses import Loss, encode_targets
 from jaxttp.plots import tidy
 
 LOSS = "cross_entropy"
@@ -138,17 +141,35 @@ def _measure(task: Source, settings: Settings) -> Errors:
     moved = np.stack([np.asarray(ravel_pytree(pull(params, x, s))[0]) for s in sums])
     linear = start - eta / len(x) * moved
     at = jnp.asarray(ts[::every], x.dtype)
-    other = weight_space_flow(apply_fn, params, x, job.y, ts=at, **common)
-    own = weight_space_flow(apply_fn, params, x, job.y, ts=at, linearized=False, **common)
+    f0, push = jax.linearize(lambda w: apply_fn(w, x), params)
+    linearized = lambda w: f0 + push(jax.tree.map(jnp.subtract, w, params))  # noqa: E731
+    other = _flow(linearized, params, loss, targets, eta, at)
+    own = _flow(lambda w: apply_fn(w, x), params, loss, targets, eta, at)
     predicted = np.asarray(path.train)[::every]
     size = lambda a: np.linalg.norm(a.reshape(len(a), -1), axis=1)  # noqa: E731
     return Errors(
         ts[::every], size(linear - weights), size(predicted - outputs),
         np.stack([size(weights), size(weights - start)]),
         np.stack([size(outputs), size(outputs - outputs[0])]),
-        float(np.abs(np.asarray(other.train) - predicted).max() / np.abs(predicted).max()),
-        size(np.asarray(own.train) - outputs),
+        float(np.abs(np.asarray(other) - predicted).max() / np.abs(predicted).max()),
+        size(np.asarray(own) - outputs),
     )  # fmt: skip
+
+
+def _flow(
+    network: Callable, params: Any, loss: Loss, targets: jax.Array, rate: float, ts: jax.Array
+) -> jax.Array:
+    """Outputs (T, N, C) under gradient flow in weight space, dw/dt = -(eta/N) J^T g."""
+
+    def field(t, w, args):
+        f, pull = jax.vjp(network, w)
+        return pull(-rate / len(f) * loss.gradient(f, targets))[0]
+
+    @jax.jit
+    def solve(w):
+        return solve_ode(field, w, ts, save=lambda t, state, args: network(state))[0]
+
+    return solve(params)
 
 
 def plot(result: Result) -> dict[str, Figure]:

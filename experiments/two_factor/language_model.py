@@ -301,7 +301,7 @@ def _flows(settings: Settings, f: Any, w: Any, labels: np.ndarray) -> dict[str, 
 
         @jax.jit
         def solve(f: Any, w: Any) -> tuple[Any, Any]:
-            path = two_factor_flow(f, w, labels, learning_rate=1.0, ts=ts, reduction="mean",
+            path = two_factor_flow(f, w, labels, learning_rate=1.0 / len(f), ts=ts,
                                    rtol=1e-6, atol=1e-8)  # fmt: skip
             logits = jnp.einsum("tbh,thv->tbv", path.f, path.w)
             return path, jax.vmap(lambda z: _mean_loss(z, labels))(logits)

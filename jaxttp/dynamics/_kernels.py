@@ -70,13 +70,6 @@ def flatten_kernel(kernel: Kernel, c: int) -> Float[Array, "mc nc"]:
     return operator_of(kernel, c).as_matrix()
 
 
-def as_kernel(kernel: Any, dtype: Any, name: str = "kernel") -> Kernel:
-    """A kernel in numbers of `dtype`."""
-    if isinstance(kernel, Factored):
-        return kernel.astype(dtype)
-    return check_array(name, kernel).astype(dtype)
-
-
 def check_problem(
     kernel: Any,
     f0: Any,
@@ -86,46 +79,38 @@ def check_problem(
     f0_test: Any = None,
 ) -> tuple[Kernel, Array, Array, Loss, Kernel | None, Array | None]:
     """Validated ``(kernel, f0, targets, loss, kernel_test, f0_test)`` as arrays of one dtype."""
-    f0 = check_array("f0", f0)
-    if f0.ndim != 2 or not jnp.issubdtype(f0.dtype, jnp.floating):
-        raise ValueError(f"f0 must be floating-point outputs (N, C); got {f0.dtype} {f0.shape}.")
-    if f0.dtype.itemsize < 4:
-        f0 = f0.astype(jnp.float32)  # LAPACK has no half precision
+    f0 = check_finite_value("f0", check_array("f0", f0, ndim=2, floating=True))
     n, c = f0.shape
-    kernel = as_kernel(kernel, f0.dtype)
-    _check_kernel_shape("kernel", kernel, n, n, c)
+    kernel, f0 = _check_kernel("kernel", kernel, f0, n)
     targets, loss = encode_targets(loss, y, f0)
-    f0 = _check_kernel_finite("kernel", kernel, check_finite_value("f0", f0))
     if (kernel_test is None) != (f0_test is None):
         raise ValueError("kernel_test and f0_test belong together: give both or neither.")
     if kernel_test is not None:
-        f0_test = check_array("f0_test", f0_test).astype(f0.dtype)
-        if f0_test.ndim != 2 or f0_test.shape[1] != c:
+        f0_test = check_array("f0_test", f0_test, ndim=2).astype(f0.dtype)
+        if f0_test.shape[1] != c:
             raise ValueError(f"f0_test must be outputs (M, {c}); got shape {f0_test.shape}.")
-        kernel_test = as_kernel(kernel_test, f0.dtype, "kernel_test")
-        _check_kernel_shape("kernel_test", kernel_test, f0_test.shape[0], n, c)
         f0_test = check_finite_value("f0_test", f0_test)
-        f0_test = _check_kernel_finite("kernel_test", kernel_test, f0_test)
+        kernel_test, f0_test = _check_kernel("kernel_test", kernel_test, f0_test, n)
     return kernel, f0, targets, loss, kernel_test, f0_test
 
 
-def _check_kernel_finite(name: str, kernel: Kernel, outputs: Array) -> Array:
-    """The outputs, with an error at run time for a traced kernel that is not finite.
+def _check_kernel(name: str, kernel: Any, outputs: Array, n: int) -> tuple[Kernel, Array]:
+    """A kernel of these outputs (M, C) by N samples, in their dtype; and the outputs.
 
-    The error hangs on them: what `error_if` returns was on one device for a moment.
+    The error at run time for a traced kernel that is not finite hangs on the outputs: what
+    `error_if` returns was on one device for a moment.
     """
-    if all(is_concrete(leaf) for leaf in jax.tree.leaves(kernel)):
-        check_finite(name, kernel)
-        return outputs
-    return eqx.error_if(outputs, ~all_finite(kernel), f"{name} holds NaN or infinity")
-
-
-def _check_kernel_shape(name: str, kernel: Kernel, m: int, n: int, c: int) -> None:
+    kernel = kernel if isinstance(kernel, Factored) else check_array(name, kernel)
+    kernel, (m, c) = kernel.astype(outputs.dtype), outputs.shape
     if kernel.shape not in ((m, c, n, c), (m, n)):
         raise ValueError(
             f"{name} must have shape {(m, c, n, c)}, or {(m, n)} for one scalar kernel for "
             f"all outputs; got {kernel.shape}."
         )
+    if all(is_concrete(leaf) for leaf in jax.tree.leaves(kernel)):
+        check_finite(name, kernel)
+        return kernel, outputs
+    return kernel, eqx.error_if(outputs, ~all_finite(kernel), f"{name} holds NaN or infinity")
 
 
 def check_times(ts: Any, dtype: Any, *, limit: bool = False) -> Array:
@@ -146,22 +131,6 @@ def check_times(ts: Any, dtype: Any, *, limit: bool = False) -> Array:
     if times[0] < 0 or np.any(times[1:] < times[:-1]):
         raise ValueError("ts must be non-negative and increasing; sort it (the flow starts at 0).")
     return ts
-
-
-def regularized(kernel: Kernel, diag_reg: Any) -> Kernel:
-    """Theta + diag_reg (tr Theta / NC) I, from a kernel on the training samples.
-
-    Args:
-        kernel: Theta (N, C, N, C) or (N, N), checked.
-        diag_reg: a number of at least 0; with 0 the kernel is returned as it is.
-
-    Raises:
-        ValueError: another number.
-    """
-    check_number("diag_reg", diag_reg, at_least=0.0)
-    if is_concrete(diag_reg) and diag_reg == 0:
-        return kernel
-    return operator_of(kernel).regularized(diag_reg).plain
 
 
 def check_rate(learning_rate: Any) -> Any:

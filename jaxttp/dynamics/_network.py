@@ -1,17 +1,23 @@
-"""The network at the data, compiled: outputs, and products with its Jacobian; of two vectors."""
+"""The network at the data, compiled: outputs, and products with its Jacobian.
+
+Weights in half precision come in as float32: what follows needs small differences of outputs.
+"""
 
 import functools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array
 
+from jaxttp._core.checks import is_concrete
 from jaxttp._core.compile import jit
 from jaxttp._core.products import with_forward_mode
 from jaxttp._core.traced import Traced, network_of
-from jaxttp._core.types import ApplyFn, Params
+from jaxttp._core.types import ApplyFn, Params, select_leaves
 from jaxttp.losses import Loss
 from jaxttp.losses.contrasts import Contrasted, contrasts, from_contrasts
 
@@ -95,3 +101,79 @@ def loss_of_weights(network: Traced, w: Params, x: Any, targets: Array, *, loss:
 def _push(network: Traced, w: Params, x: Any, v: Params) -> Array:
     run = with_forward_mode(lambda u: network(u, x), w)
     return jax.jvp(run, (w,), (v,))[1]
+
+
+# --- half precision -------------------------------------------------------------------------------
+
+
+def promote(params: Params, trainable: Any = None) -> tuple[Params, tuple[str, ...]]:
+    """Parameters that train, those in half precision as float32, and what was done in words.
+
+    A forecast needs small differences of outputs and small eigenvalues, which the two or three
+    digits of bfloat16 and float16 do not have; the cast itself is exact. What does not train stays.
+
+    Args:
+        params: pytree of arrays.
+        trainable: which parameters train, as in `empirical_ntk`.
+
+    Returns:
+        ``(params, notes)``; `params` itself and no note where nothing is that coarse.
+
+    Example:
+        >>> promote({"w": jnp.ones(2, "bfloat16")})
+        ({'w': Array([1., 1.], dtype=float32)}, ('parameters promoted from bfloat16',))
+    """
+    leaves, treedef = jax.tree.flatten(params)
+    chosen = select_leaves(params, trainable)
+    coarse = [on and _is_coarse(leaf) for leaf, on in zip(leaves, chosen, strict=True)]
+    if not any(coarse):
+        return params, ()
+    names = dict.fromkeys(jnp.result_type(a).name for a, is_so in zip(leaves, coarse, strict=True)
+                          if is_so)  # fmt: skip
+    pairs = zip(leaves, coarse, strict=True)
+    wide = [_widened(leaf) if is_so else leaf for leaf, is_so in pairs]
+    return jax.tree.unflatten(treedef, wide), (f"parameters promoted from {' and '.join(names)}",)
+
+
+def promote_samples(x: Any) -> Any:
+    """Samples in half precision as float32, which goes with parameters that were promoted."""
+    return jax.tree.map(lambda leaf: _widened(leaf) if _is_coarse(leaf) else leaf, x)
+
+
+def promote_all(params: Params, *samples: Any) -> tuple[Any, ...]:
+    """Parameters and samples, in float32 where parameters are coarser, which a warning says.
+
+    Args:
+        params: pytree of arrays, all of which train.
+        *samples: arrays or pytrees of arrays; None stays None.
+
+    Returns:
+        (params, *samples).
+    """
+    params, notes = promote(params)
+    if not notes:
+        return params, *samples
+    warn_of(notes)
+    return params, *map(promote_samples, samples)
+
+
+def warn_of(notes: tuple[str, ...]) -> None:
+    """Say once what was promoted, for results that carry no notes."""
+    for note in notes:
+        warnings.warn(
+            f"{note} to float32 for the forecast: half precision has no small eigenvalues. The "
+            "training itself may go on in half precision; its rounding is not forecast.",
+            UserWarning, stacklevel=4,
+        )  # fmt: skip
+
+
+def _widened(leaf: Any) -> Array:
+    """In float32; on CPUs by NumPy, since XLA converts no float16 where the CPU does not (F16C)."""
+    if is_concrete(leaf) and jax.default_backend() == "cpu":
+        return jax.device_put(np.asarray(leaf).astype(np.float32))
+    return jnp.asarray(leaf, jnp.float32)
+
+
+def _is_coarse(leaf: Any) -> bool:
+    dtype = jnp.result_type(leaf)
+    return jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4

@@ -22,7 +22,6 @@ from jaxttp.dynamics._kernels import (
     check_rate,
     check_times,
     flatten_kernel,
-    regularized,
 )
 from jaxttp.dynamics._trajectory import Trajectory
 from jaxttp.losses import Loss, get_loss
@@ -39,7 +38,6 @@ def closed_form(
     ts: Any,
     kernel_test: KernelLike | None = None,
     f0_test: ArrayLike | None = None,
-    diag_reg: Any = 0.0,
 ) -> Trajectory:
     """Gradient flow of the squared error, exact at any time.
 
@@ -58,16 +56,12 @@ def closed_form(
             below rounding count as 0.
         kernel_test: Theta(X*, X) (M, C, N, C), or (M, N).
         f0_test: test outputs at t = 0, (M, C).
-        diag_reg: a number r of at least 0. Training outputs follow the kernel Theta + r m I, where
-            m is the mean of Theta's diagonal; test outputs follow `kernel_test` as it is. To see
-            the regularized outputs on the training samples (kernel ridge regression, in the limit),
-            give these as test samples: ``kernel_test=kernel, f0_test=f0``.
 
     Returns:
         A `Trajectory`: train (T, N, C), test (T, M, C) or None.
 
     Raises:
-        ValueError: another loss, bad shapes, values, times or `diag_reg`.
+        ValueError: another loss, bad shapes, values or times.
         RuntimeError: at run time, a kernel with an eigenvalue below -1e-3 of the largest.
 
     Example:
@@ -89,7 +83,6 @@ def closed_form(
     kernel, f0, targets, loss, kernel_test, f0_test = check_problem(
         kernel, f0, y, loss, kernel_test, f0_test
     )
-    kernel = regularized(kernel, diag_reg)
     ts = check_times(ts, f0.dtype, limit=True)
     rate = jnp.asarray(check_rate(learning_rate), f0.dtype) / f0.shape[0]
     matrix, delta, root, mean = _prepare(kernel, f0, targets, loss.weighted)

@@ -1,43 +1,64 @@
-"""Stochastic gradient descent in function space as an Ito SDE, by diffrax.
+"""Stochastic gradient descent in function space as an Ito SDE.
 
     df = -(eta/N) Theta g(f) dt + (eta/sqrt(B)) S(f) dn,      S S^T = J Sigma J^T
 
-One Euler-Maruyama step a step of the optimiser has the mean and the covariance of a real step. With
-an optimiser the state is that of every mode, s = (f - f_0, accumulators), which a step moves by its
+A batch of B samples moves the outputs by -(eta/B) sum_{i in batch} Theta[:, i] g_i. Its covariance
+around the full-batch step is (eta^2/B) J Sigma J^T, with Sigma the covariance of the gradients of
+single samples, and
+
+    S[:, i] = (Theta[:, i] g_i - mean_j Theta[:, j] g_j) / sqrt(N),
+
+so the N-dimensional vector n moves the outputs by S n = Theta (g ∘ (n - mean n)) / sqrt(N): one
+product with the kernel, and no object of the size of the weights.
+
+One Euler-Maruyama step a step of the optimizer has the mean and the covariance of a real step. With
+an optimizer the state is that of every mode, s = (f - f_0, accumulators), which a step moves by its
 own map (schedules, velocities):
 
-    ds = ((M_t - 1) s + b_t Theta g(f)/N) dt + (b_t/sqrt(B)) S(f) dn .
+    s <- M_t s + b_t (Theta g(f)/N + S(f) n/sqrt(B)) .
 
 Neither the SDE nor its noise model is needed to FOLLOW mini-batch training, which `recursion` does
 exactly with given batches; it is for what all possible batches would do.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import diffrax
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import lineax as lx
+import numpy as np
 import optax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from jaxttp._core.checks import check_choice, check_integer, check_key
+from jaxttp._core.checks import (
+    check_choice,
+    check_finite,
+    check_floating,
+    check_integer,
+    check_key,
+    check_used,
+)
 from jaxttp._core.compile import jit
 from jaxttp._core.results import RESULT
+from jaxttp._core.traced import Traced, network_of
+from jaxttp._core.types import ApplyFn, Params, concatenate, count
 from jaxttp._core.xla_cpu.threads import decompose
-from jaxttp.dynamics._kernels import apply_kernel, check_problem, flatten_kernel
+from jaxttp.adapters.inputs import check_network, check_samples, traced_outputs
+from jaxttp.adapters.outputs import check_gradients, check_per_sample
+from jaxttp.dynamics._kernels import apply_kernel, check_problem, check_rate, flatten_kernel
 from jaxttp.dynamics._trajectory import output_limit
-from jaxttp.dynamics.noise import EpochNoise, apply_noise, epoch_share, protocol_scale
-from jaxttp.dynamics.optimizers import HeavyBall
-from jaxttp.dynamics.rates import every_step
-from jaxttp.losses import Loss
+from jaxttp.dynamics.batches import PROTOCOLS
+from jaxttp.dynamics.optimizers import HeavyBall, effective_learning_rate, linear_filter
+from jaxttp.dynamics.stability import step_maps
+from jaxttp.losses import Loss, encode_targets
+from jaxttp.ntk.gram import kernel_of
 from jaxttp.ntk.kernels import Kernel, KernelLike
 
-NOISES = ("full", "diagonal", "constant", "none")
-SOLVERS = {"euler": diffrax.Euler, "shark": diffrax.ShARK, "sea": diffrax.SEA}
+NOISES = ("full", "diagonal", "constant")
 
 
 class Diffusion(eqx.Module):
@@ -90,8 +111,6 @@ def diffusion(  # noqa: PLR0913
     momentum: Any = 0.0,
     protocol: str = "epochs",
     paths: int | None = None,
-    substeps: int = 1,
-    solver: str = "euler",
     noise_kernel: ArrayLike | None = None,
     kernel_test: KernelLike | None = None,
     f0_test: ArrayLike | None = None,
@@ -112,16 +131,13 @@ def diffusion(  # noqa: PLR0913
         key: a `jax.random.key`.
         noise: "full", the exact covariance at every moment; "diagonal", a fixed covariance whose
             AMPLITUDE shrinks with ||g_t|| / ||g_0||; "constant", the same without shrinking (an
-            ablation: it has the wrong asymptote); "none". The fixed covariance is `noise_kernel`.
+            ablation: it has the wrong asymptote). The fixed covariance is `noise_kernel`.
         momentum: heavy-ball m, with `learning_rate`: by the effective rate eta/(1 - m) in drift
             and noise. ``optimizer=optax.sgd(eta, m)`` follows the velocity itself.
         protocol: whose noise, see `batch_indices`: "replacement" is white noise, "independent" the
             same times sqrt((N - B)/(N - 1)), "epochs" has increments that cancel over an epoch, as
             those of a shuffle do (`EpochNoise`).
         paths: how many paths, by vmap over keys; one without a leading axis when None.
-        substeps: solver steps an optimiser step. With 1 a step has the variance of a real one.
-        solver: "euler" (Euler-Maruyama); for additive noise ("constant", "none") and white
-            protocols also "shark" and "sea", of higher order.
         noise_kernel: J Sigma_0 J^T as an approximation has it, (N, C, N, C), or (N + M, C, N + M,
             C) with test samples; `diagonal_noise` gives the paper's. When None, "diagonal" keeps
             the part of the exact one that is diagonal in the eigenbasis of Theta (all that a kernel
@@ -134,9 +150,8 @@ def diffusion(  # noqa: PLR0913
         A `Diffusion`.
 
     Raises:
-        ValueError: bad shapes, labels, options; a missing key; a solver that the noise forbids;
-            neither or both of learning_rate and optimizer, an optimizer that is not linear or
-            decays the weights.
+        ValueError: bad shapes, labels, options; a missing key; neither or both of learning_rate
+            and optimizer, an optimizer that is not linear or decays the weights.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -153,47 +168,66 @@ def diffusion(  # noqa: PLR0913
     """
     check_choice("noise", noise, NOISES)
     check_choice("save", save, ("outputs", "curves"))
-    check_choice("solver", solver, SOLVERS)
     check_integer("steps", steps, at_least=1)
-    check_integer("substeps", substeps, at_least=1)
-    if key is None:
-        raise ValueError("diffusion needs key: the noise is random; pass jax.random.key(0).")
-    check_key(key)
+    if paths is not None:
+        check_integer("paths", paths, at_least=1)
+    check_key(key, optional=False)
     kernel, f0, targets, loss, kernel_test, f0_test = check_problem(
         kernel, f0, y, loss, kernel_test, f0_test
     )
     n = f0.shape[0]
-    scale = protocol_scale(protocol, n, batch_size)
-    if solver != "euler" and (noise not in ("constant", "none") or protocol == "epochs"):
-        raise ValueError(
-            f"solver={solver!r} is for additive white noise: noise='constant' or 'none', and "
-            "protocol='independent' or 'replacement'. Use 'euler'."
-        )
-    maps = tuple(
-        jnp.asarray(part, f0.dtype)
-        for part in every_step(learning_rate, momentum, optimizer, steps)
-    )
-    amplitude = jnp.asarray(scale / batch_size**0.5, f0.dtype)
+    amplitude = jnp.asarray(protocol_scale(protocol, n, batch_size) / batch_size**0.5, f0.dtype)
+    maps = _maps_of_steps(learning_rate, momentum, optimizer, steps)
+    maps = jax.tree.map(lambda part: jnp.asarray(part, f0.dtype), maps)
     starts = (f0,) if f0_test is None else (f0, f0_test)
     kernels = (kernel,) if kernel_test is None else (kernel, kernel_test)
-
-    if paths is not None:
-        check_integer("paths", paths, at_least=1)
     root = ()
-    if noise in ("diagonal", "constant"):
+    if noise != "full":
         root = _root(kernels, starts, targets, loss, noise, noise_kernel)
-    epoch, kappa = epoch_share(n, batch_size)
-    plan = _Plan(
-        loss, noise, solver, save == "outputs", steps, substeps, paths,
-        epoch if protocol == "epochs" else None, kappa,
-    )  # fmt: skip
-    states, curves, diverged_at = _simulate(
+    epoch = n // batch_size if protocol == "epochs" else None
+    plan = _Plan(loss, noise, save == "outputs", paths, epoch, _epoch_fraction(n, batch_size))
+    outputs, (losses, errors, alive) = _simulate(
         kernels, starts, targets, maps, amplitude, root, key, plan
     )
-    train, test = (None, None) if states is None else (*states, None)[:2]
+    train, test = (None, None) if outputs is None else (*outputs, None)[:2]
+    diverged_at = jnp.where(jnp.all(alive, axis=-1), -1, jnp.argmin(alive, axis=-1))
     ts = jnp.arange(steps + 1, dtype=f0.dtype)
-    losses, errors = curves
     return Diffusion(ts, train, test, losses, errors, diverged_at, noise=noise, protocol=protocol)
+
+
+def _maps_of_steps(
+    learning_rate: Any,
+    momentum: Any,
+    optimizer: optax.GradientTransformation | HeavyBall | None,
+    steps: int,
+) -> tuple[Any, Any]:
+    """How every step moves (f - f_0, accumulators): M (T, 1 + k, 1 + k) and b (T, 1 + k)."""
+    if (learning_rate is None) == (optimizer is None):
+        given = "neither" if optimizer is None else "both"
+        raise ValueError(f"give exactly one of learning_rate and optimizer; got {given}.")
+    if optimizer is None:
+        rate = effective_learning_rate(check_rate(learning_rate), momentum)
+        return _heavy_ball(rate, None, steps)
+    check_used("momentum", momentum or None, False, "put it into optimizer: optax.sgd(rate, 0.9)")
+    if isinstance(optimizer, HeavyBall):  # its numbers may be traced
+        return _heavy_ball(optimizer.rates, optimizer.momentum, steps)
+    if linear_filter(optimizer, steps=steps).weight_decay:
+        raise ValueError(
+            "optimizer decays the weights, which the diffusion does not follow; leave the decay "
+            "out, or use jaxttp.dynamics.recursion with several keys."
+        )
+    maps = step_maps(optimizer, steps)
+    return maps.still, maps.pulled
+
+
+@functools.partial(jit, static_argnums=2)
+def _heavy_ball(rates: Any, m: Any, steps: int) -> tuple[Array, Array]:
+    """Those maps for rates, one or (T,), and a velocity where there is momentum."""
+    ones, etas = jnp.ones(steps), jnp.broadcast_to(rates, (steps,))
+    if m is None:
+        return ones[:, None, None], -etas[:, None]
+    still = jnp.array([[ones, -etas * m], [0.0 * ones, m * ones]])
+    return jnp.moveaxis(still, -1, 0), jnp.stack([-etas, ones], axis=1)
 
 
 class _Plan(NamedTuple):
@@ -201,97 +235,13 @@ class _Plan(NamedTuple):
 
     loss: Loss
     noise: str
-    solver: str
-    full: bool
-    steps: int
-    substeps: int
+    keeps_outputs: bool
     paths: int | None
     epoch: int | None
-    kappa: float
+    fraction: float
 
 
-class _Stirred(NamedTuple):
-    """Drift and noise of the state (f - f_0, accumulators), (1 + k, ., C) for every set of samples.
-
-    Its `maps` are those of `every_step`, its `root` is empty with the full noise.
-    """
-
-    kernels: tuple[Kernel, ...]
-    starts: tuple[Array, ...]
-    targets: Array
-    maps: tuple[Array, Array]
-    amplitude: Array
-    root: tuple[Array, ...]
-    plan: _Plan
-
-    @property
-    def rest(self) -> tuple[Array, ...]:
-        """The state before training."""
-        slots = self.maps[1].shape[1]
-        return tuple(jnp.zeros((slots, *f.shape), f.dtype) for f in self.starts)
-
-    def outputs(self, state: tuple) -> tuple[Array, ...]:
-        """Outputs on every set of samples."""
-        return tuple(start + part[0] for start, part in zip(self.starts, state, strict=True))
-
-    def alive(self, f: Array) -> Array:
-        """Whether outputs are below the limit; beyond it the path is held."""
-        return jnp.all(jnp.abs(f) < output_limit(f))
-
-    def held(self, f: Array) -> Array:
-        """Outputs within the limit."""
-        limit = output_limit(f)
-        return jnp.clip(jnp.nan_to_num(f, nan=limit), -limit, limit)
-
-    def force(self, f: Array) -> Array:
-        """The gradient, zero beyond the limit."""
-        return jnp.where(self.alive(f), self.plan.loss.gradient(f, self.targets), 0.0)
-
-    def now(self, values: Array, t: Any) -> Array:
-        """The entry of the step that t lies in."""
-        # Room for rounding of t; stages of a solver come up to 5/6 of a step (ShARK).
-        step = jnp.floor(t + 0.1 / self.plan.substeps).astype(int)
-        return values[jnp.clip(step, 0, self.plan.steps - 1)]
-
-    def drift(self, t: Any, state: tuple, args: Any) -> tuple:
-        """What a full batch does: (M - 1) s + b Theta g/N."""
-        f, (still, pulls) = self.outputs(state)[0], self.maps
-        force, pulled = self.force(f) / f.shape[0], self.now(pulls, t)
-        change = self.now(still, t) - jnp.eye(len(pulled), dtype=f.dtype)
-        moves = [jnp.multiply.outer(pulled, apply_kernel(k, force)) for k in self.kernels]
-        return tuple(
-            jnp.where(self.alive(f), jnp.tensordot(change, part, 1) + move, 0.0)
-            for part, move in zip(state, moves, strict=True)
-        )
-
-    def spread(self, t: Any, state: tuple, args: Any) -> lx.AbstractLinearOperator:
-        """The noise factor S into every part of the state by b, times the amplitude."""
-        f = self.outputs(state)[0]
-        force, pulled = self.force(f), self.amplitude * self.now(self.maps[1], t)
-        if self.plan.noise == "full":
-
-            def move(v: Array) -> tuple[Array, ...]:
-                each = (apply_noise(k, force, v) for k in self.kernels)
-                return tuple(jnp.multiply.outer(pulled, one) for one in each)
-
-            return lx.FunctionLinearOperator(move, jax.ShapeDtypeStruct(f.shape[:1], f.dtype))
-        left: Any = 1.0
-        if self.plan.noise == "diagonal":
-            first = jnp.linalg.norm(self.plan.loss.gradient(self.starts[0], self.targets))
-            left = jnp.linalg.norm(force) / jnp.where(first > 0, first, 1.0)
-        left = jnp.where(self.alive(f), left, 0.0)
-        moved = tuple(jnp.multiply.outer(pulled * left, one) for one in self.root)
-        return lx.PyTreeLinearOperator(moved, jax.eval_shape(lambda: self.rest))
-
-    def read(self, t: Any, state: tuple, args: Any) -> tuple:
-        """Outputs (or None), loss, error, and whether they could be represented."""
-        found, loss = self.outputs(state), self.plan.loss
-        f = self.held(found[0])
-        curves = loss.value(f, self.targets), loss.error(f, self.targets), self.alive(found[0])
-        return (tuple(map(self.held, found)) if self.plan.full else None), curves
-
-
-@functools.partial(jax.jit, static_argnames="plan")  # thousands of small steps: not `_jit`
+@functools.partial(jax.jit, static_argnames="plan")  # thousands of small steps: not `_core`'s jit
 def _simulate(
     kernels: tuple[Kernel, ...],
     starts: tuple[Array, ...],
@@ -301,45 +251,129 @@ def _simulate(
     root: tuple[Array, ...],
     key: Array,
     plan: _Plan,
-) -> tuple[tuple[Array, ...] | None, tuple[Array, Array], Array]:
-    """States (or None), loss and error at every step, and where paths diverge."""
-    motion = _Stirred(kernels, starts, targets, maps, amplitude, root, plan)
-    steps, substeps, dtype = plan.steps, plan.substeps, starts[0].dtype
-    size = root[0].shape[-1] if root else starts[0].shape[0]
-    horizon = float(steps) if plan.epoch is None else float(plan.epoch * -(-steps // plan.epoch))
-    grid = jnp.arange(steps * substeps + 1, dtype=dtype) / substeps
-    area = diffrax.BrownianIncrement if plan.solver == "euler" else diffrax.SpaceTimeLevyArea
+) -> tuple[tuple[Array, ...] | None, tuple[Array, Array, Array]]:
+    """Outputs (or None), then loss, error and whether outputs are representable, at every step.
+
+    Kernels and starts are those of the training samples, then of the test samples; the state has a
+    part (1 + k, ., C) for each. `root` is empty with the full noise.
+    """
+    loss, (n, _), limit = plan.loss, starts[0].shape, output_limit(starts[0])
+    steps, slots = maps[1].shape
+    first_size = jnp.linalg.norm(loss.gradient(starts[0], targets))
+
+    def outputs(state: list[Array]) -> list[Array]:
+        return [start + part[0] for start, part in zip(starts, state, strict=True)]
+
+    def is_alive(f: Array) -> Array:
+        return jnp.all(jnp.abs(f) < limit)
+
+    def pulls(f: Array, normal: Array) -> list[Array]:
+        """Theta g/N and its noise, for every set of samples."""
+        force = loss.gradient(f, targets)
+        if plan.noise == "full":  # Theta g/N + S n/sqrt(B) as one product
+            weights = 1.0 / n + amplitude * (normal - jnp.mean(normal)) / n**0.5
+            return [apply_kernel(kernel, force * weights[:, None]) for kernel in kernels]
+        size = amplitude
+        if plan.noise == "diagonal":
+            size *= jnp.linalg.norm(force) / jnp.where(first_size > 0, first_size, 1.0)
+        return [
+            apply_kernel(kernel, force / n) + size * jnp.dot(part, normal)
+            for kernel, part in zip(kernels, root, strict=True)
+        ]
+
+    def read(state: list[Array]) -> tuple:
+        seen = outputs(state)
+        within = tuple(jnp.clip(jnp.nan_to_num(f, nan=limit), -limit, limit) for f in seen)
+        curves = loss.value(within[0], targets), loss.error(within[0], targets), is_alive(seen[0])
+        return (within if plan.keeps_outputs else None), curves
 
     def solve(key: Array) -> tuple:
-        terms: Any = diffrax.ODETerm(motion.drift)
-        if plan.noise != "none":
-            path: Any = diffrax.VirtualBrownianTree(
-                jnp.zeros((), dtype), jnp.asarray(horizon, dtype), 0.25 / substeps,
-                jax.ShapeDtypeStruct((size,), dtype), key, levy_area=area,
-            )  # fmt: skip
-            if plan.epoch is not None:
-                path = EpochNoise(path, plan.epoch, plan.kappa)
-            terms = diffrax.MultiTerm(terms, diffrax.ControlTerm(motion.spread, path))
-        solution = diffrax.diffeqsolve(
-            terms,
-            SOLVERS[plan.solver]() if plan.noise != "none" else diffrax.Euler(),
-            t0=grid[0],
-            t1=grid[-1],
-            dt0=None,
-            y0=motion.rest,
-            saveat=diffrax.SaveAt(ts=grid[::substeps], fn=motion.read),
-            stepsize_controller=diffrax.StepTo(ts=grid),
-            max_steps=steps * substeps,
-        )
-        assert solution.ys is not None
-        return solution.ys
+        size = root[0].shape[-1] if root else n
+        draw = increments(key, size, steps, plan.epoch, plan.fraction, starts[0].dtype)
+
+        def step(state: list[Array], now: tuple) -> tuple[list[Array], tuple]:
+            t, still, pulled = now
+            f = outputs(state)[0]
+            new = [
+                jnp.tensordot(still, part, 1) + jnp.multiply.outer(pulled, pull)
+                for part, pull in zip(state, pulls(f, draw(t)), strict=True)
+            ]
+            new = [jnp.where(is_alive(f), a, b) for a, b in zip(new, state, strict=True)]
+            return new, read(new)
+
+        begin = [jnp.zeros((slots, *f.shape), f.dtype) for f in starts]
+        times = jnp.arange(steps, dtype=starts[0].dtype)
+        _, records = jax.lax.scan(step, begin, (times, *maps))
+        join = lambda first, rest: jnp.concatenate([first[None], rest])  # noqa: E731
+        return jax.tree.map(join, read(begin), records)
 
     if plan.paths is None:
-        states, (losses, errors, fine) = solve(key)
-    else:
-        states, (losses, errors, fine) = jax.vmap(solve)(jax.random.split(key, plan.paths))
-    diverged_at = jnp.where(jnp.all(fine, axis=-1), -1, jnp.argmin(fine, axis=-1))
-    return states, (losses, errors), diverged_at
+        return solve(key)
+    return jax.vmap(solve)(jax.random.split(key, plan.paths))
+
+
+# --- the noise ------------------------------------------------------------------------------------
+
+
+def protocol_scale(protocol: str, n: int, batch_size: int) -> float:
+    """By what the amplitude of white noise is multiplied for a batch protocol, on top of 1/sqrt(B).
+
+    1 for "replacement", sqrt((N - B)/(N - 1)) for "independent". For "epochs" it is sqrt(N/(N - 1))
+    and the noise is not white: see `increments`.
+    """
+    check_choice("protocol", protocol, PROTOCOLS)
+    check_integer("batch_size", batch_size, at_least=1, at_most=n)
+    if protocol == "replacement":
+        return 1.0
+    return float(np.sqrt((n if protocol == "epochs" else n - batch_size) / max(n - 1, 1)))
+
+
+def _epoch_fraction(n: int, batch_size: int) -> float:
+    """Kappa of `increments`."""
+    return 1.0 - float(np.sqrt(max(0.0, 1.0 - n // batch_size * batch_size / n)))
+
+
+def increments(
+    key: Array, size: int, steps: int, epoch: int | None, fraction: float, dtype: Any
+) -> Callable[[Array], Array]:
+    """The noise (size,) of step t, as a function of t.
+
+    Batches of one epoch have the covariance (1/B) (N - B)/(N - 1) with themselves and -1/(N - 1)
+    with each other. White noise of variance N/(B (N - 1)) has both when a fraction kappa of its
+    mean over the epoch is taken out of it, 2 kappa - kappa^2 = E B / N (kappa = 1 where the E
+    batches of an epoch cover all samples: a Brownian bridge).
+
+    Args:
+        key: a `jax.random.key`.
+        size: of the noise.
+        steps: T.
+        epoch: E, the steps of an epoch; None for white noise.
+        fraction: kappa.
+        dtype: of the noise.
+    """
+    end = steps if epoch is None else epoch * -(-steps // epoch)
+    tree: Any = diffrax.VirtualBrownianTree(
+        jnp.zeros((), dtype), jnp.asarray(end, dtype), 0.25, jax.ShapeDtypeStruct((size,), dtype),
+        key,
+    )  # fmt: skip
+
+    def draw(t: Array) -> Array:
+        white = tree.evaluate(t, t + 1.0)
+        if epoch is None:
+            return white
+        start = jnp.floor((t + 0.5) / epoch) * epoch
+        return white - fraction / epoch * tree.evaluate(start, start + epoch)
+
+    return draw
+
+
+@jit
+def noise_factor(kernel: Kernel, force: Float[Array, "n c"]) -> Float[Array, "m c n"]:
+    """S of gradients g, exact; with the cross kernel in place of Theta, at the test samples."""
+    n = len(force)
+    centered = jnp.eye(n, dtype=force.dtype) - 1.0 / n
+    columns = apply_kernel(kernel, centered[:, :, None] * force[None]) / n**0.5
+    return jnp.moveaxis(columns, 0, -1)
 
 
 def _root(
@@ -363,21 +397,11 @@ def _root(
         values, vectors = decompose(jnp.linalg.eigh, matrix.reshape(rows * c, rows * c))
         root = (vectors * jnp.sqrt(jnp.maximum(values, 0.0))[None, :]).reshape(rows, c, -1)
         return (root,) if len(starts) == 1 else (root[:n], root[n:])
-    factor = _factor(kernels, starts[0], targets, loss)
+    force = loss.gradient(starts[0], targets)
     if noise == "constant":
-        return factor
+        return tuple(noise_factor(kernel, force) for kernel in kernels)
     spectrum = decompose(jnp.linalg.eigh, flatten_kernel(kernels[0], c))
-    return _diagonal_root(kernels, factor[0], tuple(spectrum))
-
-
-@functools.partial(jit, static_argnums=3)
-def _factor(
-    kernels: tuple[Kernel, ...], start: Array, targets: Array, loss: Loss
-) -> tuple[Array, ...]:
-    """S at the start, a block (., C, N) for every set of samples."""
-    force = loss.gradient(start, targets)
-    each = jax.vmap(lambda v: tuple(apply_noise(k, force, v) for k in kernels), out_axes=-1)
-    return each(jnp.eye(start.shape[0], dtype=force.dtype))
+    return _diagonal_root(kernels, noise_factor(kernels[0], force), tuple(spectrum))
 
 
 @jit
@@ -399,3 +423,87 @@ def _diagonal_root(
         basis = jnp.moveaxis((vectors * weights[None, :]).reshape(n, c, -1), -1, 0)
         root.append(jnp.moveaxis(apply_kernel(kernels[1], basis), 0, -1))
     return tuple(root)
+
+
+def diagonal_noise(
+    apply_fn: ApplyFn,
+    params: Params,
+    x: Any,
+    y: Any,
+    *,
+    loss: str | Loss,
+    x_test: Any = None,
+    batch_size: int | None = None,
+    max_bytes: int | None = None,
+) -> Float[Array, "n c m d"]:
+    """J diag(Sigma_0) J^T: the noise that the paper keeps, as a matrix in function space.
+
+    diag(Sigma_0) is the variance over samples of every weight's gradient. Scaling the weights by
+    its root, w = w_0 + sigma ∘ v, makes the noise a kernel, that of the network in v.
+
+    Args:
+        apply_fn: ``(params, x) -> outputs (N, C)``.
+        params: the weights before training.
+        x: samples (N, ...), an array or a pytree of arrays with N rows each.
+        y: integer labels (N,) or targets (N, C).
+        loss: a name or a `Loss`.
+        x_test: test samples (M, ...), whose rows follow those of `x`.
+        batch_size: samples a tile, as in `empirical_ntk`.
+        max_bytes: bound on working memory, as in `empirical_ntk`.
+
+    Returns:
+        (N, C, N, C), or (N + M, C, N + M, C) with `x_test`: the `noise_kernel` of `diffusion`.
+
+    Raises:
+        ValueError: bad samples or labels.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> noise = diagonal_noise(lambda w, x: x @ w, jnp.zeros((2, 1)), jnp.eye(2),
+        ...                        jnp.ones((2, 1)), loss="squared_error")
+        >>> noise.reshape(2, 2).tolist()
+        [[0.25, 0.0], [0.0, 0.25]]
+
+    Source:
+        TTP Section 3.1 and Appendix B. It keeps a few hundredths of the trace of J Sigma J^T in
+        our checks, so it is an approximation to compare with and no default.
+    """
+    check_network(apply_fn, params)
+    x = check_samples("x", x)
+    check_floating("params", params)
+    check_finite("params", params)
+    check_finite("x", x)
+    check_per_sample(apply_fn, params, x)
+    targets, loss = encode_targets(loss, y, traced_outputs(apply_fn, params, x))
+
+    one = jax.tree.map(lambda leaf: leaf[:1], x)
+    sigma = _deviation(network_of(apply_fn).precise(params, one), params, x, targets, loss=loss)
+    check_gradients(apply_fn, params, x, sigma)
+
+    def scaled(v: Params, samples: Any) -> Array:
+        return apply_fn(jax.tree.map(lambda w, s, u: w + s * u, params, sigma, v), samples)
+
+    every = x if x_test is None else concatenate([x, check_samples("x_test", x_test)])
+    start = jax.tree.map(jnp.zeros_like, params)
+    return kernel_of(scaled, start, every, batch_size=batch_size, max_bytes=max_bytes)
+
+
+@functools.partial(jit, static_argnames="loss")
+def _deviation(network: Traced, params: Params, x: Any, targets: Array, *, loss: Loss) -> Params:
+    """The standard deviation over samples of the gradient of every parameter."""
+
+    def gradient(sample: Any, target: Array) -> Params:
+        one = jax.tree.map(lambda leaf: leaf[None], sample)
+        return jax.grad(lambda w: loss.sample_loss(network(w, one)[0], target))(params)
+
+    def add(sums: tuple, pair: tuple) -> tuple:
+        g = gradient(*pair)
+        first = jax.tree.map(jnp.add, sums[0], g)
+        return (first, jax.tree.map(lambda a, b: a + b * b, sums[1], g)), None
+
+    zero = jax.tree.map(jnp.zeros_like, params)
+    (first, second), _ = jax.lax.scan(add, (zero, zero), (x, targets))
+    n = count(x)
+    return jax.tree.map(
+        lambda a, b: jnp.sqrt(jnp.maximum(b / n - (a / n) ** 2, 0.0)), first, second
+    )

@@ -1,40 +1,45 @@
-"""Optimizers as arguments of compiled functions: what is compiled for one serves its siblings.
+"""Optimizers as arguments of compiled functions, and which of them are linear filters.
 
 A fresh `optax.sgd(0.1)` is made of fresh functions, and a compiled function that closes over them
 is compiled anew. Two values help. `HeavyBall` is the optimizer whose rate and momentum are numbers
 on the leaves of a pytree. `OptaxProgram` is any optax transformation, equal to another one where
 the equations of their updates are the same; the numbers that only its INITIAL state holds, such as
 those of `optax.inject_hyperparams`, travel in that state and may differ.
+
+An optax transformation is a linear scalar filter when its update of EVERY coordinate is the same
+linear function of that coordinate's gradients and initial weight,
+
+    u_t = sum_{s <= t} k[t, s] g_s + d[t] w_0 .
+
+Then any weight-space vector it builds is a combination of the vectors it was fed, and the same
+transformation acting on the COEFFICIENTS of that combination gives the new coefficients. Momentum,
+Nesterov, schedules and decoupled weight decay are such filters; Adam, clipping, sign, `centralize`,
+`masked` and `multi_transform` are not. `linear_filter` tells them apart by probes.
 """
 
-import abc
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
-from jaxttp._core.checks import check_optimizer
-from jaxttp._core.compile import full_precision
+from jaxttp._core.checks import (
+    check_integer,
+    check_number,
+    check_optimizer,
+    is_concrete,
+    values_known,
+)
+from jaxttp._core.compile import full_precision, jit
+from jaxttp._core.results import RESULT
 from jaxttp._core.traced import Keyed
+from jaxttp._core.types import Params
 
 
-class Optimizer(eqx.Module):
-    """What compiled functions take for an optimiser: a pytree with `init` and `update`."""
-
-    @abc.abstractmethod
-    def init(self, params: Any) -> optax.OptState:
-        """The state before the first step."""
-
-    @abc.abstractmethod
-    def update(self, updates: Any, state: Any, params: Any = None) -> tuple[Any, optax.OptState]:
-        """One step."""
-
-
-class HeavyBall(Optimizer):
+class HeavyBall(eqx.Module):
     """Gradient descent with heavy-ball momentum whose numbers are traced: `optax.sgd`, in effect.
 
         u_{t+1} = m u_t + g_t,     w_{t+1} = w_t - eta_t u_{t+1}
@@ -80,7 +85,7 @@ class HeavyBall(Optimizer):
         return HeavyBall(self.rates, 0.0, self.nesterov)
 
 
-class OptaxProgram(Optimizer):
+class OptaxProgram(eqx.Module):
     """An optax transformation as a static argument, equal to others whose steps are the same.
 
     Attributes:
@@ -99,6 +104,10 @@ class OptaxProgram(Optimizer):
     def update(self, updates: Any, state: Any, params: Any = None) -> tuple[Any, optax.OptState]:
         """One step."""
         return self.code.optimizer.update(updates, state, params)
+
+
+Optimizer = HeavyBall | OptaxProgram
+"""What compiled functions take for an optimizer: a pytree with `init` and `update`."""
 
 
 def same_program(optimizer: Any, *params: Any) -> Optimizer:
@@ -209,3 +218,226 @@ def slots(optimizer: Any, state: optax.OptState) -> list[Array]:
     found: list[Array] = []
     optax.tree_utils.tree_map_params(optimizer, lambda leaf: found.append(leaf) or leaf, state)
     return found
+
+
+def effective_learning_rate(learning_rate: Any, momentum: Any) -> Any:
+    """Eta / (1 - m): the rate of plain gradient descent that heavy-ball momentum tends to.
+
+    The accumulator needs about 1/(1 - m) steps to fill; until then the true motion is slower, by a
+    delay of m/(1 - m) steps in the long run. `recursion` follows the accumulator exactly; use
+    this where there is none (flow, closed form, diffusion).
+
+    Args:
+        learning_rate: eta > 0, a number or an array of numbers.
+        momentum: m in [0, 1).
+
+    Returns:
+        The effective rate, of the same kind.
+
+    Raises:
+        ValueError: a rate or a momentum out of range.
+
+    Example:
+        >>> round(effective_learning_rate(0.1, 0.9), 6)
+        1.0
+
+    Source:
+        TTP Section 3.1. The paper also divides the noise by a factor sqrt(1/(1 - m)), which is
+        larger than 1 and not needed when the effective rate stands in the noise term as well.
+    """
+    check_number("learning_rate", learning_rate, at_least=0.0)
+    check_number("momentum", momentum, at_least=0.0, below=1.0)
+    return learning_rate / (1.0 - momentum)
+
+
+# --- linear filters -------------------------------------------------------------------------------
+
+PROBE_STEPS = 64
+"""The least number of steps that a verdict is about."""
+_REFUSAL = (
+    "optimizer is not one linear scalar filter for every weight (Adam, clipping, sign, centralize, "
+    "masked and multi_transform are not), so its path cannot be followed in function space. "
+    "Simulate the linearised network in weight space instead (jaxttp.dynamics.weight_space, or "
+    "dynamics='weight_space' in a forecast), or use SGD, momentum, Nesterov, schedules or "
+    "decoupled weight decay."
+)
+_HIDDEN = (
+    "optimizer keeps a state that cannot be followed from one linearisation to the next: what it "
+    "accumulates must have the shape of the weights, and start at zero or as a multiple of them. "
+    "Use relinearize=0 (jaxttp.dynamics.recursion), or SGD, momentum, Nesterov or schedules."
+)
+
+
+class LinearFilter(NamedTuple):
+    """Response of a linear optimizer over its first T steps.
+
+    Attributes:
+        decay: d (T,), the update at step t of a unit weight with no gradient.
+        weight_decay: whether d is not zero; None where the values are traced.
+    """
+
+    decay: Float[Array, " t"]
+    weight_decay: bool | None
+
+    plot, _repr_html_, __repr__ = RESULT
+
+
+def linear_filter(
+    optimizer: optax.GradientTransformation,
+    params: Params | None = None,
+    *,
+    steps: int = PROBE_STEPS,
+) -> LinearFilter:
+    """The response of a linear optimizer, or an error for one that is not linear.
+
+    The verdict is about the steps asked for, 64 at least: what an optimizer starts doing after them
+    (a schedule that ends, decay or clipping that sets in) is not looked at.
+
+    Args:
+        optimizer: any optax transformation.
+        params: the weights that it is to train. Only with them can it be seen whether a mask or
+            label function that looks at names treats all of them alike.
+        steps: the horizon.
+
+    Returns:
+        A `LinearFilter`.
+
+    Raises:
+        TypeError: not an optax transformation.
+        ValueError: not one linear scalar filter for every coordinate, or one that does nothing in
+            these steps, so that it cannot be told.
+        RuntimeError: the same, found at run time when its hyper-parameters are traced.
+
+    Example:
+        >>> import optax
+        >>> linear_filter(optax.sgd(0.5, momentum=0.9)).weight_decay
+        False
+
+    Source:
+        MATH: the dual recursion is exact for this class of optimizers (derived).
+    """
+    check_optimizer(optimizer)
+    steps = max(PROBE_STEPS, check_integer("steps", steps, at_least=1))
+    dtype = jnp.result_type(float)
+    try:
+        with values_known(), jax.numpy_dtype_promotion("standard"), jax.enable_x64(True):
+            decay, deviation = _probe(optimizer, params, steps)
+            decay = jnp.asarray(decay, dtype)
+            is_linear = deviation < 1e-3  # in double precision, like the probe
+    except (ValueError, TypeError, LookupError, AttributeError) as problem:
+        raise ValueError(f"{_REFUSAL} (The probe failed with: {problem})") from problem
+    if is_concrete(deviation):
+        if not bool(is_linear):
+            raise ValueError(_REFUSAL)
+        return LinearFilter(decay, bool(np.any(np.asarray(decay) != 0)))
+    return LinearFilter(eqx.error_if(decay, ~is_linear, _REFUSAL), None)
+
+
+def _probe(optimizer: Any, params: Params | None, steps: int) -> tuple[Any, Any]:
+    """The decay of a unit weight, and how far anything is from ONE linear filter.
+
+    Three random sequences of gradients, with random initial weights, drive three weights of the
+    leaf "probe"; a fourth one only decays. All other leaves, of several shapes, names and
+    magnitudes, get combinations of the same sequences, so their updates must be the same
+    combinations, at every step. A second run has other sequences; a third 100 times a combination
+    of both, which a filter that looks at more than one weight (a norm) does not answer by the same
+    combination. The names of `params` are run likewise, with the same sequences.
+    """
+    rng = np.random.default_rng(0)
+    shapes, scales = {"kernel": (4, 3), "bias": (5,), "scale": (3, 2, 2, 2)}, (1e-4, 1e4)
+    mixture = np.array([60.0, 80.0])
+    sequences = rng.standard_normal((2, 1 + steps, 3))  # first the initial weights
+    sequences = np.concatenate([sequences, np.tensordot(mixture, sequences, 1)[None]])
+    unit = np.zeros((3, 1 + steps, 1))
+    unit[:, 0] = 1.0
+
+    mixes: list[Any] = [
+        {
+            f"{name}_{scale:g}" if scale != scales[0] else name: scale
+            * rng.standard_normal((3, *shape))
+            for scale in scales
+            for name, shape in shapes.items()
+        }
+    ]
+    if params is not None:  # as many axes as a leaf has, none longer than 2
+        small = lambda leaf: rng.standard_normal((3, *np.minimum(np.shape(leaf), 2)))  # noqa: E731
+        mixes.append(jax.tree.map(small, params))
+    driven = [jax.tree.map(lambda mix: np.tensordot(sequences, mix, 1), mix) for mix in mixes]
+    driven[0]["probe"] = np.concatenate([sequences, unit], axis=2)
+    begins = [jax.tree.map(lambda rows: jnp.asarray(rows[:, 0]), rows) for rows in driven]
+    likes = [jax.tree.map(lambda rows: rows[0, 0], rows) for rows in driven]
+    descent = same_program(optimizer, *likes)
+    respond = inlined(_responses, descent)
+    updates: list[Any] = [
+        respond(descent, jax.tree.map(jnp.asarray, rows), jax.vmap(optimizer.init)(begin))
+        for rows, begin in zip(driven, begins, strict=True)
+    ]
+    xp: Any = jnp
+    if all(is_concrete(leaf) for leaf in jax.tree.leaves(updates)):  # small: nothing to compile
+        xp, updates = np, jax.tree.map(np.asarray, updates)
+    response = updates[0].pop("probe")
+    answers, decay = response[..., :3], response[0, :, 3]
+    pairs = [(answers[2:], xp.tensordot(mixture, answers[:2], 1)[None])]
+    leaves = zip(jax.tree.leaves(updates), jax.tree.leaves(mixes), strict=True)
+    pairs += [(got, xp.tensordot(answers, mix, 1)) for got, mix in leaves]
+    deviation = xp.where(xp.any(response != 0), 0.0, xp.inf)  # no response tells nothing
+    for got, want in pairs:
+        axes = tuple(range(2, want.ndim))  # every step by itself: a late one may be small
+        size = xp.max(xp.abs(want), axis=axes) + 1e-30
+        off = xp.max(xp.abs(got - want), axis=axes) / size
+        deviation = xp.maximum(deviation, xp.max(off))  # NaN stays
+    # Less than rounding is no decay: the probe is in float64, for an average of weights hardly
+    # moves.
+    return xp.where(xp.abs(decay) > 1e-14, decay, 0.0), deviation
+
+
+@jit
+def _responses(optimizer: Optimizer, inputs: Params, states: optax.OptState) -> Params:
+    """Updates (R, T, ...) in all runs, from initial weights (the first row) and gradients."""
+
+    def drive(inputs: Params, state: optax.OptState) -> Params:
+        def step(carry: tuple, gradient: Params) -> tuple[tuple, Params]:
+            params, state = carry
+            updates, new = optimizer.update(gradient, state, params)
+            return (optax.apply_updates(params, updates), keep_dtypes(new, state)), updates
+
+        first = jax.tree.map(lambda rows: rows[0], inputs)
+        gradients = jax.tree.map(lambda rows: rows[1:], inputs)
+        return jax.lax.scan(step, (first, state), gradients)[1]
+
+    return jax.vmap(drive)(inputs, states)
+
+
+def start_shares(optimizer: optax.GradientTransformation | HeavyBall) -> tuple[float, ...]:
+    """What the accumulators of a fresh state hold, as multiples of the weights.
+
+    A velocity starts at zero, but schedule-free SGD averages a copy of the weights.
+
+    Raises:
+        ValueError: a state that starts, or is kept, otherwise.
+    """
+    if isinstance(optimizer, HeavyBall):
+        return () if optimizer.momentum is None else (0.0,)
+    weights = np.array([0.7, -1.3, 0.4, 2.1, -0.6], np.float32)
+    starts = (weights, -3.0 * weights[:4])  # of two lengths: a state that mixes weights shows it
+    with values_known():
+        states = [optimizer.init(jnp.asarray(w)) for w in starts]
+        try:
+            found = [slots(optimizer, state) for state in states]
+            rest = [
+                optax.tree_utils.tree_map_params(optimizer, lambda _: None, state)
+                for state in states
+            ]
+        except (ValueError, TypeError, AttributeError) as problem:
+            raise ValueError(f"{_HIDDEN} ({problem})") from problem
+        shapes = [[jnp.shape(leaf) for leaf in jax.tree.leaves(state)] for state in rest]
+        if shapes[0] != shapes[1]:
+            raise ValueError(_HIDDEN)
+        shares = []
+        for leaves in zip(*found, strict=True):
+            share = float(leaves[0][0] / weights[0])
+            pairs = zip(leaves, starts, strict=True)
+            if not all(np.allclose(leaf, share * w, rtol=1e-5, atol=1e-7) for leaf, w in pairs):
+                raise ValueError(_HIDDEN)
+            shares.append(share)
+    return tuple(shares)

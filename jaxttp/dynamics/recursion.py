@@ -33,12 +33,12 @@ from jaxttp.dynamics._kernels import (
 )
 from jaxttp.dynamics._trajectory import Trajectory, output_limit
 from jaxttp.dynamics.batches import batch_indices
-from jaxttp.dynamics.filters import linear_filter
 from jaxttp.dynamics.optimizers import (
     HeavyBall,
     Optimizer,
     inlined,
     keep_dtypes,
+    linear_filter,
     same_program,
     slots,
 )

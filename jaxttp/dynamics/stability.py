@@ -1,7 +1,7 @@
 """The curvature of the linearized loss, and the largest steps that are stable there.
 
 At a step t a linear optimizer moves the state s = (w, accumulators) of a mode of curvature x by a
-matrix, s <- (M_t + x b_t e_w^T) s (`rates.step_maps`). It is stable there as long as the spectral
+matrix, s <- (M_t + x b_t e_w^T) s (`step_maps`). It is stable there as long as the spectral
 radius is below one, which for sgd(eta, m) is eta < 2 (1 + m)/x.
 
 The mean-square limit of mini-batches lies below that of full batches. With them x is random: the
@@ -34,8 +34,14 @@ from jaxttp._core.checks import check_number
 from jaxttp._core.compile import jit
 from jaxttp._core.xla_cpu.threads import decompose
 from jaxttp.dynamics._kernels import apply_kernel, check_problem, flatten_kernel
-from jaxttp.dynamics.optimizers import HeavyBall
-from jaxttp.dynamics.rates import StepMaps, period, step_maps
+from jaxttp.dynamics.optimizers import (
+    HeavyBall,
+    Optimizer,
+    inlined,
+    keep_dtypes,
+    same_program,
+    slots,
+)
 from jaxttp.losses import Loss
 from jaxttp.ntk.kernels import Kernel, KernelLike
 from jaxttp.ntk.lanczos import lanczos
@@ -59,43 +65,11 @@ SWEEPS = 60
 """Power iterations for one growth rate of second moments, at most."""
 
 
-def largest_curvature(
-    kernel: KernelLike, f0: ArrayLike, y: Any, *, loss: str | Loss
-) -> Float[Array, ""]:
-    """The largest eigenvalue of (1/N) H^(1/2) Theta H^(1/2), H the loss's Hessian in f at f0.
-
-    It is the largest eigenvalue of the generalised Gauss-Newton matrix of the mean loss.
-
-    Args:
-        kernel: Theta (N, C, N, C), or (N, N) for K ⊗ I_C.
-        f0: outputs (N, C).
-        y: integer labels (N,) or targets (N, C).
-        loss: a name or a `Loss`, convex in the outputs.
-
-    Returns:
-        A scalar, for more than 256 outputs by Lanczos' iteration with full re-orthogonalisation (64
-        products at most), so from below and accurate to rounding for a decaying spectrum.
-
-    Raises:
-        ValueError: bad shapes or labels.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> kernel = jnp.diag(jnp.array([3.0, 1.0])).reshape(2, 1, 2, 1)
-        >>> curvature = largest_curvature(kernel, jnp.zeros((2, 1)), jnp.ones((2, 1)),
-        ...                               loss="squared_error")
-        >>> round(float(curvature), 4)
-        1.5
-    """
-    kernel, f0, targets, loss, _, _ = check_problem(kernel, f0, y, loss)
-    return curvature_modes(kernel, f0, targets, loss)[0][0]
-
-
 @functools.partial(jit, static_argnums=3)
 def curvature_modes(
     kernel: Kernel, f: Array, targets: Array, loss: Loss
-) -> tuple[Float[Array, " k"], Float[Array, "nc k"], Float[Array, "nc k"]]:
-    """The largest eigenvalues of (1/N) H^(1/2) Theta H^(1/2), H^(1/2) u of their eigenvectors, u.
+) -> tuple[Float[Array, " k"], Float[Array, "nc k"]]:
+    """The largest eigenvalues of (1/N) H^(1/2) Theta H^(1/2), and H^(1/2) u, u their eigenvectors.
 
     The eigenvalues fall; arguments as validated by `check_problem`. There are `MODES`, or N C where
     that is less.
@@ -105,7 +79,7 @@ def curvature_modes(
     values, vectors = values[::-1][:MODES], vectors[:, ::-1][:, :MODES]
     n, c = f.shape
     left = jnp.einsum("nab,nbk->nak", root, vectors.reshape(n, c, -1), precision="highest")
-    return jnp.maximum(values, 0.0), left.reshape(n * c, -1), vectors
+    return jnp.maximum(values, 0.0), left.reshape(n * c, -1)
 
 
 @functools.partial(jit, static_argnums=3)
@@ -154,7 +128,7 @@ def _roots(blocks: Float[Array, "n c c"]) -> Float[Array, "n c c"]:
 
 @functools.partial(jit, static_argnums=3)
 def operator_curvature(operator: Any, f: Array, targets: Array, loss: Loss) -> Float[Array, ""]:
-    """`largest_curvature` by 32 products with Theta, which is not formed: from below.
+    """The largest curvature by 32 products with Theta, which is not formed: from below.
 
     Args:
         operator: Theta, such as `jaxttp.ntk.ntk_operator` gives; ``.mv(v)`` for v (N, C).
@@ -202,7 +176,8 @@ def max_learning_rate(
     """The learning rate beyond which the linearised network diverges, with H taken at f0.
 
     2/lambda for gradient descent, 2(1 + m)/lambda for heavy-ball momentum m and
-    2(1 + m)/((1 + 2m) lambda) for Nesterov's, lambda the `largest_curvature`. Cross-entropy
+    2(1 + m)/((1 + 2m) lambda) for Nesterov's, lambda the largest eigenvalue of
+    (1/N) H^(1/2) Theta H^(1/2), that of the generalised Gauss-Newton matrix. Cross-entropy
     flattens or sharpens along the way, so for it this is the limit at the start of training.
 
     Args:
@@ -242,6 +217,85 @@ def rate_limit(curvature: Array, momentum: Any, nesterov: bool = False) -> Array
     huge = jnp.finfo(largest.dtype).max
     limit = jnp.minimum(factor / jnp.where(largest > 0, largest, 1.0), huge)
     return jnp.where(largest > 0, limit, huge).astype(largest.dtype)
+
+
+# --- the steps of a linear optimizer --------------------------------------------------------------
+
+
+class StepMaps(NamedTuple):
+    """What an optimiser does at every step to (weight, accumulators) of a mode.
+
+    Attributes:
+        still: M (T, k, k), without a gradient.
+        pulled: b (T, k), what a unit gradient adds.
+    """
+
+    still: np.ndarray
+    pulled: np.ndarray
+
+
+def step_maps(optimizer: optax.GradientTransformation, steps: int) -> StepMaps:
+    """The maps of a linear optimiser, read off by feeding it unit vectors at every step.
+
+    Raises:
+        ValueError: a state whose accumulators cannot be told from its counters.
+    """
+    with jax.numpy_dtype_promotion("standard"), jax.enable_x64(True):
+        try:
+            count = len(slots(optimizer, optimizer.init(jnp.zeros(1))))
+            first = optimizer.init(jnp.zeros(2 + count))
+            descent = same_program(optimizer, jnp.zeros(()))
+            rows = inlined(_step_rows, descent)(descent, first, steps)
+        except (ValueError, TypeError, AttributeError) as problem:
+            raise ValueError(f"optimizer: its steps cannot be taken apart ({problem})") from problem
+    rows = np.asarray(rows, np.float64)
+    return StepMaps(rows[:, :, 1:], rows[:, :, 0])
+
+
+@functools.partial(jit, static_argnums=2)
+def _step_rows(optimizer: Optimizer, first: optax.OptState, steps: int) -> Array:
+    """The weight and the accumulators (T, k, 1 + k) after one step from each unit vector."""
+    basis = jnp.eye(2 + len(slots(optimizer, first)))
+
+    def step(state: Any, _: None) -> tuple[Any, Array]:
+        units = iter(basis[2:])
+        here = optax.tree_utils.tree_map_params(
+            optimizer, lambda leaf: next(units).astype(leaf.dtype), state
+        )
+        updates, new = optimizer.update(basis[0], here, basis[1])
+        rows = jnp.stack([basis[1] + jnp.asarray(updates), *slots(optimizer, new)])
+        return keep_dtypes(new, state), rows
+
+    return jax.lax.scan(step, first, None, length=steps)[1]
+
+
+def map_of(rate: float, momentum: float) -> StepMaps:
+    """The map of heavy-ball descent, for one step."""
+    still = np.array([[[1.0, -rate * momentum], [0.0, momentum]]])
+    return StepMaps(still, np.array([[-rate, 1.0]]))
+
+
+def step_rates(maps: StepMaps) -> np.ndarray:
+    """The learning rates (T,) of SGD with any momentum; NaN where there is no such number.
+
+    Under a constant gradient the weight moves by eta/(1 - m) a step in the end, with Nesterov's
+    momentum as well; 1 - m is det(I - F), F the map of the accumulators alone.
+    """
+    inner = np.eye(maps.still.shape[1] - 1) - maps.still[:, 1:, 1:]
+    size = np.linalg.det(inner)
+    solvable = np.abs(size) > 1e-9
+    inner[~solvable] = np.eye(inner.shape[1])
+    rest = np.linalg.solve(inner, maps.pulled[:, 1:, None])[..., 0]
+    rates = -size * (maps.pulled[:, 0] + np.einsum("tk,tk->t", maps.still[:, 0, 1:], rest))
+    return np.where(solvable & (rates >= 0) & (period(maps) == 1), np.abs(rates), np.nan)
+
+
+def period(maps: StepMaps) -> int:
+    """The longest wait for a step that moves the weight, in the middle of others."""
+    moves = np.flatnonzero(np.any(maps.still[:, 0, 1:] != 0, axis=1) | (maps.pulled[:, 0] != 0))
+    gaps = np.diff(moves)
+    # A schedule may pause, a rule such as MultiSteps pauses again and again.
+    return int(gaps.max()) if len(gaps) > 1 and gaps.min() > 1 else 1
 
 
 def curvature_limits(
@@ -289,22 +343,10 @@ def step_shares(maps: StepMaps, curvature: float) -> np.ndarray:
             step = still[:, p].copy()
             step[:, :, 0] += curvature * 10.0 ** middle[:, None] * pulled[:, p]
             product = step @ product
-        grows = _radius(product) > 1 + GROWTH
+        grows = np.abs(np.linalg.eigvals(product)).max(axis=-1) > 1 + GROWTH
         low, high = np.where(grows, low, middle), np.where(grows, middle, high)
     shares = np.where(high >= SHARES[1], 0.0, 10.0**-high)[place.reshape(-1)]
     return np.concatenate([shares, np.full(wait - 1, shares[-1])])
-
-
-def _radius(matrices: np.ndarray) -> np.ndarray:
-    if matrices.shape[-1] == 1:
-        return np.abs(matrices[:, 0, 0])
-    if matrices.shape[-1] == 2:  # eigvals would take a hundred times as long
-        half = (matrices[:, 0, 0] + matrices[:, 1, 1]) / 2
-        size = matrices[:, 0, 0] * matrices[:, 1, 1] - matrices[:, 0, 1] * matrices[:, 1, 0]
-        root = half**2 - size
-        real = np.abs(half) + np.sqrt(np.maximum(root, 0.0))
-        return np.where(root >= 0, real, np.sqrt(np.abs(size)))
-    return np.abs(np.linalg.eigvals(matrices)).max(axis=-1)
 
 
 class Modes(NamedTuple):

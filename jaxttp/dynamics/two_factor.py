@@ -22,7 +22,6 @@ from jaxtyping import Array, Float
 
 from jaxttp._core.checks import (
     check_array,
-    check_choice,
     check_finite_value,
     check_integer,
     check_key,
@@ -33,6 +32,7 @@ from jaxttp._core.checks import (
 from jaxttp._core.results import RESULT
 from jaxttp._core.xla_cpu.threads import after, decompose
 from jaxttp.dynamics._kernels import check_rate, check_times
+from jaxttp.dynamics.flow import solve_ode
 
 
 class TwoFactorTrajectory(eqx.Module):
@@ -55,7 +55,7 @@ class TwoFactorObservables(NamedTuple):
     """What the theorems speak of, at one moment; singular values in decreasing order.
 
     Attributes:
-        loss: the loss that drives the dynamics (sum or mean over samples).
+        loss: the loss that drives the dynamics, summed over samples.
         imbalance: f^T f - W W^T (h, h), which the flow conserves.
         singular_f: S_1 (r,), r = min(b, h, V).
         singular_w: S_2 (r,).
@@ -92,10 +92,8 @@ def two_factor_flow(
     *,
     learning_rate: Any,
     ts: Any,
-    reduction: str = "sum",
     rtol: float | None = None,
     atol: float | None = None,
-    max_steps: int = 1_000_000,
 ) -> TwoFactorTrajectory:
     """The coupled gradient flow of f and W under cross-entropy of the logits f W.
 
@@ -103,12 +101,10 @@ def two_factor_flow(
         f: features at t = 0, (b, h).
         w: unembedding at t = 0, (h, V).
         labels: integer classes (b,) in 0..V-1.
-        learning_rate: eta > 0.
+        learning_rate: eta > 0, of the summed loss: that of a mean over samples, divided by b.
         ts: times (T,), non-negative and increasing; the flow starts at t = 0 whatever ts[0].
-        reduction: "sum" (the paper's) or "mean" over samples.
         rtol: relative tolerance; 1e-5 in float32 and 1e-10 in float64 when None.
         atol: absolute tolerance, likewise (1e-6, 1e-12).
-        max_steps: bound on the solver's steps.
 
     Returns:
         A `TwoFactorTrajectory`.
@@ -128,14 +124,14 @@ def two_factor_flow(
     Source:
         TFD eq (12).
     """
-    f, w, targets, scale = _check(f, w, labels, reduction)
-    rate = jnp.asarray(check_rate(learning_rate), f.dtype) * scale
+    f, w, targets = _check(f, w, labels)
+    rate = jnp.asarray(check_rate(learning_rate), f.dtype)
     ts = check_times(ts, f.dtype)
-    single = f.dtype == jnp.float32
-    rtol = (1e-5 if single else 1e-10) if rtol is None else rtol
-    atol = (1e-6 if single else 1e-12) if atol is None else atol
+    is_single = f.dtype == jnp.float32
+    rtol = (1e-5 if is_single else 1e-10) if rtol is None else rtol
+    atol = (1e-6 if is_single else 1e-12) if atol is None else atol
     accuracy = jnp.asarray(rtol, f.dtype), jnp.asarray(atol, f.dtype)
-    return TwoFactorTrajectory(ts, *_flow((f, w), targets, rate, ts, accuracy, max_steps))
+    return TwoFactorTrajectory(ts, *_flow((f, w), targets, rate, ts, accuracy))
 
 
 @eqx.filter_jit
@@ -145,25 +141,12 @@ def _flow(
     rate: Array,
     ts: Array,
     accuracy: tuple[Array, Array],
-    max_steps: int,
 ) -> tuple[Array, Array]:
     def field(t: Any, state: tuple[Array, Array], args: Any) -> tuple[Array, Array]:
         return _velocity(*state, targets, rate)
 
-    dtype = start[0].dtype
-    solution = diffrax.diffeqsolve(
-        diffrax.ODETerm(field),
-        diffrax.Tsit5() if dtype == jnp.float32 else diffrax.Dopri8(),
-        t0=jnp.zeros((), dtype),
-        t1=ts[-1],
-        dt0=None,
-        y0=start,
-        saveat=diffrax.SaveAt(ts=ts),
-        stepsize_controller=diffrax.PIDController(*accuracy),
-        max_steps=max_steps,
-    )
-    assert solution.ys is not None
-    return solution.ys
+    solver = diffrax.Tsit5() if ts.dtype == jnp.float32 else diffrax.Dopri8()
+    return solve_ode(field, start, ts, solver=solver, rtol=accuracy[0], atol=accuracy[1])[0]
 
 
 def two_factor_descent(
@@ -173,7 +156,6 @@ def two_factor_descent(
     *,
     learning_rate: Any,
     steps: int,
-    reduction: str = "sum",
 ) -> TwoFactorTrajectory:
     """Gradient descent on both factors at once; the invariant drifts by O(eta) over a fixed time.
 
@@ -183,7 +165,6 @@ def two_factor_descent(
         labels: integer classes (b,).
         learning_rate: eta > 0.
         steps: number of steps.
-        reduction: "sum" or "mean" over samples.
 
     Returns:
         A `TwoFactorTrajectory` with ts = 0, 1, ..., steps.
@@ -199,9 +180,9 @@ def two_factor_descent(
         >>> path.f.shape
         (4, 4, 2)
     """
-    f, w, targets, scale = _check(f, w, labels, reduction)
+    f, w, targets = _check(f, w, labels)
     check_integer("steps", steps, at_least=1)
-    rate = jnp.asarray(check_rate(learning_rate), f.dtype) * scale
+    rate = jnp.asarray(check_rate(learning_rate), f.dtype)
 
     return TwoFactorTrajectory(*_descend((f, w), targets, rate, steps))
 
@@ -225,7 +206,7 @@ def _descend(
 
 
 def two_factor_observables(
-    f: ArrayLike, w: ArrayLike, labels: Any, *, learning_rate: Any, reduction: str = "sum"
+    f: ArrayLike, w: ArrayLike, labels: Any, *, learning_rate: Any
 ) -> TwoFactorObservables:
     """Singular values of both factors, their alignment and their predicted rates at one moment.
 
@@ -236,7 +217,6 @@ def two_factor_observables(
         w: unembedding (h, V).
         labels: integer classes (b,).
         learning_rate: eta > 0.
-        reduction: "sum" or "mean" over samples, as in the flow.
 
     Returns:
         A `TwoFactorObservables`.
@@ -255,8 +235,8 @@ def two_factor_observables(
         TFD Lemma B.1, Theorems B.2 and B.3. Errata: the sums of (21) are nested, not a product; the
         printed O(N_max) for |g_i| is loose, |g_i| <= ||A||_2 <= sqrt(N_max) at uniform prediction.
     """
-    f, w, targets, scale = _check(f, w, labels, reduction)
-    rate = jnp.asarray(check_rate(learning_rate), f.dtype) * scale
+    f, w, targets = _check(f, w, labels)
+    rate = jnp.asarray(check_rate(learning_rate), f.dtype)
     logits = _product(f, w)
     residual = jax.nn.softmax(logits) - targets
     samples = jax.nn.logsumexp(logits, axis=1) - jnp.sum(targets * logits, axis=1)
@@ -270,7 +250,7 @@ def two_factor_observables(
     g = jnp.sum(u1 * _product(residual, v2), axis=0) * sign
     df, dw = _velocity(f, w, targets, rate)
     return TwoFactorObservables(
-        loss=scale * jnp.sum(samples),
+        loss=jnp.sum(samples),
         imbalance=_product(f.T, f) - _product(w, w.T),
         singular_f=s1,
         singular_w=s2,
@@ -352,39 +332,21 @@ def _velocity(f: Array, w: Array, targets: Array, rate: Array) -> tuple[Array, A
     return -rate * _product(residual, w.T), -rate * _product(f.T, residual)
 
 
-def _check(
-    f: ArrayLike, w: ArrayLike, labels: Any, reduction: str
-) -> tuple[Array, Array, Array, float]:
-    check_choice("reduction", reduction, ("sum", "mean"))
-    f = check_array("f", f)
-    if jnp.issubdtype(f.dtype, jnp.floating) and f.dtype.itemsize < 4:
-        f = f.astype(jnp.float32)  # LAPACK has no half precision
-    w = check_array("w", w).astype(f.dtype)
-    if f.ndim != 2 or not jnp.issubdtype(f.dtype, jnp.floating):
-        raise ValueError(f"f must be floating-point features (b, h); got {f.dtype} {f.shape}.")
-    if w.ndim != 2 or w.shape[0] != f.shape[1]:
+def _check(f: ArrayLike, w: ArrayLike, labels: Any) -> tuple[Array, Array, Array]:
+    f = check_finite_value("f", check_array("f", f, ndim=2, floating=True))
+    w = check_finite_value("w", check_array("w", w, ndim=2).astype(f.dtype))
+    if w.shape[0] != f.shape[1]:
         raise ValueError(f"w must be (h, V) with h = {f.shape[1]} as in f; got shape {w.shape}.")
-    f, w = check_finite_value("f", f), check_finite_value("w", w)
-    labels = labels if isinstance(labels, jax.Array) else np.asarray(labels)
-    if not jnp.issubdtype(labels.dtype, jnp.integer) or labels.shape != (f.shape[0],):
+    labels = check_array("labels", labels)
+    if not jnp.issubdtype(labels.dtype, jnp.integer) or labels.shape != (len(f),) or not len(f):
         raise ValueError(
-            f"labels must be integers ({f.shape[0]},), one a row of f; got {labels.dtype} "
-            f"{labels.shape}."
+            f"labels must be integers ({len(f)},), one a row of f, and one at least; got "
+            f"{labels.dtype} {labels.shape}."
         )
-    classes = w.shape[1]
     labels = labels.astype(np.int32)  # in 8 bits the classes themselves would wrap around
-    if is_concrete(labels):
-        values = np.asarray(labels)
-        if values.size == 0:
-            raise ValueError(f"f must have at least one row; got shape {f.shape}.")
-        if values.min() < 0 or values.max() >= classes:
-            raise ValueError(
-                f"labels must lie in 0..{classes - 1}, the columns of w; got "
-                f"{values.min()} to {values.max()}."
-            )
-    else:
-        labels = eqx.error_if(
-            labels, jnp.any((labels < 0) | (labels >= classes)), "labels beyond the columns of w"
-        )
-    targets = jax.nn.one_hot(labels, classes, dtype=f.dtype)
-    return f, w, targets, 1.0 if reduction == "sum" else 1.0 / f.shape[0]
+    words = f"labels must lie in 0..{w.shape[1] - 1}, the columns of w"
+    if not is_concrete(labels):
+        labels = eqx.error_if(labels, jnp.any((labels < 0) | (labels >= w.shape[1])), words)
+    elif not 0 <= np.min(labels) <= np.max(labels) < w.shape[1]:
+        raise ValueError(f"{words}; got {np.min(labels)} to {np.max(labels)}.")
+    return f, w, jax.nn.one_hot(labels, w.shape[1], dtype=f.dtype)

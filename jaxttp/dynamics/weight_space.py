@@ -10,9 +10,8 @@ only forecast for such optimisers.
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
-import diffrax
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -28,14 +27,17 @@ from jaxttp._core.traced import Traced, network_of
 from jaxttp._core.types import ApplyFn, Params, count
 from jaxttp.adapters.inputs import check_network, check_samples
 from jaxttp.adapters.outputs import check_gradients, output_shape
-from jaxttp.dynamics._kernels import check_rate, check_times
-from jaxttp.dynamics._network import compile_network
-from jaxttp.dynamics._promoted import promote_all
-from jaxttp.dynamics._trajectory import Trajectory, output_limit
+from jaxttp.dynamics._network import evaluation, promote_all
+from jaxttp.dynamics._trajectory import output_limit
 from jaxttp.dynamics.batches import batch_indices
-from jaxttp.dynamics.filters import linear_filter
-from jaxttp.dynamics.flow import tolerances
-from jaxttp.dynamics.optimizers import HeavyBall, Optimizer, inlined, keep_dtypes, same_program
+from jaxttp.dynamics.optimizers import (
+    HeavyBall,
+    Optimizer,
+    inlined,
+    keep_dtypes,
+    linear_filter,
+    same_program,
+)
 from jaxttp.losses import Loss, encode_targets
 
 EARLY_ONLY = 0.1
@@ -53,11 +55,10 @@ class WeightSpaceTrajectory(eqx.Module):
         test: outputs on the test samples (steps + 1, M, C), or None.
         diverged_at: first step whose outputs could not be represented (they are held), or -1.
         displacement: ||w_t - w_0|| / ||w_0||, (steps + 1,).
-        end_outputs: what the NETWORK says at the predicted last weights (N, C).
         mismatch: ||f(w_T) - f_T|| / ||f_T - f_0||: how much of the predicted motion of the outputs
             the network itself does not confirm. A linear network has 0; from about 0.3 on take
             training times near the end (thresholds below 10 %) as an order of magnitude only.
-        linear: whether the optimiser is one linear filter, so that `recursion` would do as well.
+        linear: whether the optimizer is one linear filter, so that `recursion` would do as well.
     """
 
     ts: Float[Array, " t"]
@@ -65,7 +66,6 @@ class WeightSpaceTrajectory(eqx.Module):
     test: Float[Array, "t m c"] | None
     diverged_at: Array
     displacement: Float[Array, " t"]
-    end_outputs: Float[Array, "n c"]
     mismatch: Float[Array, ""]
     linear: bool = eqx.field(static=True)
 
@@ -153,41 +153,35 @@ def weight_space(
     check_network(apply_fn, params)
     check_stepping(optimizer, params)
     x = check_samples("x", x)
-    check_rows(apply_fn, params, x)
     x_test = None if x_test is None else check_samples("x_test", x_test)
-    params, x, x_test = promote_all(params, x, x_test)
-    network = network_of(apply_fn)
-    f0 = compile_network(network)[0](params, x)
-    check_finite("apply_fn(params, x)", f0)
-    targets, loss = encode_targets(loss, y, f0)
-    indices = None
-    if batch_size is not None:
-        indices = batch_indices(key, f0.shape[0], batch_size, steps, protocol=protocol)
-    descent = same_program(optimizer, params)
-    state = optimizer.init(params)
-    step = functools.partial(inlined(_step, descent), descent, loss=loss)
-    f0, push = _linearized(network.precise(params, x), params, x)
-    f0_test, push_test = None, None
-    if x_test is not None:
-        f0_test, push_test = _linearized(network.precise(params, x_test), params, x_test)
-    given = (push, push_test, params, f0, targets)
-    moved, reports = _walk(step, given, _first(params, state), indices, steps)
-    _, test, _, alive = reports
-    check_gradients(apply_fn, params, x, jnp.where(alive, 0.0, jnp.nan))
-    check_gradients(apply_fn, params, x_test, test, name="x_test")
-    *curves, last = _collect(params, f0, f0_test, *reports)
-    end = _end(network.precise(params, x), params, moved, x, f0, last)
-    return WeightSpaceTrajectory(*curves, *end, linear=_is_linear(optimizer, params, steps))
-
-
-def check_rows(apply_fn: ApplyFn, params: Params, x: Any) -> None:
-    """Refuse values that are not finite, no samples, outputs that are not (N, C)."""
     check_floating("params", params)
     check_finite("params", params)
     check_finite("x", x)
     if count(x) == 0:
         raise ValueError("x must hold at least one sample; it is empty.")
     output_shape(apply_fn, params, x)
+    params, x, x_test = promote_all(params, x, x_test)
+    network = network_of(apply_fn)
+    f0 = evaluation(network)(params, x)
+    check_finite("apply_fn(params, x)", f0)
+    targets, loss = encode_targets(loss, y, f0)
+    indices = None
+    if batch_size is not None:
+        indices = batch_indices(key, f0.shape[0], batch_size, steps, protocol=protocol)
+    descent = same_program(optimizer, params)
+    lines = Linearized(*_linearize(network.precise(params, x), params, x))
+    if x_test is not None:
+        test = _linearize(network.precise(params, x_test), params, x_test)
+        lines = Linearized(lines.f0, lines.push, *test)
+    step = functools.partial(inlined(_step, descent), descent, lines, params, targets, loss=loss)
+    moved, reports = _walk(step, _begin(lines, params, optimizer.init(params)), indices, steps)
+    train, test, displacement, alive = reports
+    check_gradients(apply_fn, params, x, jnp.where(alive, 0.0, jnp.nan))
+    check_gradients(apply_fn, params, x_test, test, name="x_test")
+    end = _end(network.precise(params, x), params, moved, x, train, alive)
+    ts = jax.device_put(np.arange(steps + 1, dtype=f0.dtype))
+    is_linear = _is_linear(optimizer, params, steps)
+    return WeightSpaceTrajectory(ts, train, test, end[0], displacement, end[1], linear=is_linear)
 
 
 def check_stepping(optimizer: optax.GradientTransformation | HeavyBall, weights: Params) -> None:
@@ -206,75 +200,64 @@ def check_stepping(optimizer: optax.GradientTransformation | HeavyBall, weights:
         ) from problem
 
 
-@jit
-def _collect(
-    params: Params,
-    f0: Array,
-    f0_test: Array | None,
-    train: Array,
-    test: Array | None,
-    norms: Array,
-    alive: Array,
-) -> tuple[Array, Array, Array | None, Array, Array, Array]:
-    """What the reports of all steps come to, and the outputs after the last one."""
-    path = jnp.concatenate([f0[None], train])
-    if f0_test is not None and test is not None:
-        test = f0_test[None] + jnp.concatenate([jnp.zeros_like(test[:1]), test])
-    size, start = _norm(params), jnp.zeros(1, norms.dtype)
-    displacement = jnp.concatenate([start, norms]) / jnp.where(size > 0, size, 1.0)
-    diverged_at = jnp.where(jnp.all(alive), -1, 1 + jnp.argmin(alive))
-    ts = jnp.arange(len(path), dtype=f0.dtype)
-    return ts, path, test, diverged_at, displacement.astype(f0.dtype), path[-1]
+class Linearized(NamedTuple):
+    """A network linearised at its first weights: outputs, and the product with the Jacobian.
 
-
-def _first(params: Params, state: optax.OptState) -> tuple:
-    """Displacement and state before the first step, in memory of their own: a step reuses it."""
-    moved = jax.tree.map(jnp.zeros_like, params)
-    return moved, jax.tree.map(lambda a: jnp.array(a, dtype=jnp.asarray(a).dtype, copy=True), state)
-
-
-def _walk(step: Any, given: tuple, first: tuple, indices: Array | None, steps: int) -> tuple:
-    """All steps; on CPUs one by one, as XLA runs a network in a loop on a single core there.
-
-    Args:
-        step: (*given, moved, state, f, alive, batch) -> (moved, state, f, alive), report.
-        given: what all steps share; f0 is the fourth.
-        first: moved, state.
-        indices: of the samples of each batch, or None.
-        steps: how many.
-
-    Returns:
-        moved; reports, stacked.
+    Attributes:
+        f0: outputs (N, C).
+        push: v -> J v (N, C); a pytree.
+        f0_test: of the test samples, or None.
+        push_test: likewise.
     """
 
-    def one(carry: tuple, batch: Array | None) -> tuple:
-        return step(*given, *carry, batch)
-
-    carry = (*first, given[3], jax.device_put(True))
-    concrete = all(is_concrete(leaf) for leaf in jax.tree.leaves((given, first, indices)))
-    if not concrete or jax.default_backend() != "cpu":
-        (moved, *_), reports = jax.lax.scan(one, carry, indices, length=steps)
-        return moved, reports
-    found = []
-    for t in range(steps):
-        carry, report = one(carry, None if indices is None else indices[t])
-        found.append(report)
-    return carry[0], jax.tree.map(lambda *rows: jax.device_put(np.stack(rows)), *found)
+    f0: Array
+    push: Callable[[Params], Array]
+    f0_test: Array | None = None
+    push_test: Callable[[Params], Array] | None = None
 
 
 @jit
-def _linearized(network: Traced, params: Params, x: Any) -> tuple[Array, Callable[[Params], Array]]:
-    """The outputs, and the product with the Jacobian as a function that is a pytree."""
+def _linearize(network: Traced, params: Params, x: Any) -> tuple[Array, Callable[[Params], Array]]:
     return jax.linearize(with_forward_mode(lambda w: network(w, x), params), params)
+
+
+def _begin(lines: Linearized, params: Params, state: optax.OptState) -> tuple[tuple, tuple]:
+    """Displacement, state, outputs and whether they live before the first step, and its report.
+
+    Displacement and state are in memory of their own, which steps use again.
+    """
+    moved = jax.tree.map(jnp.zeros_like, params)
+    state = jax.tree.map(lambda a: jnp.array(a, dtype=jnp.asarray(a).dtype, copy=True), state)
+    alive, none = jax.device_put(True), jax.device_put(np.zeros((), lines.f0.dtype))
+    return (moved, state, lines.f0, alive), (lines.f0, lines.f0_test, none, alive)
+
+
+def _walk(
+    step: Any, begin: tuple[tuple, tuple], indices: Array | None, steps: int
+) -> tuple[Params, tuple]:
+    """The last displacement, and the reports before the first step and after every one, stacked.
+
+    On CPUs steps are taken one by one: XLA runs a network in a loop on a single core there.
+    """
+    carry, first = begin
+    is_known = all(is_concrete(leaf) for leaf in jax.tree.leaves((carry, step.args, indices)))
+    if not is_known or jax.default_backend() != "cpu":
+        take = lambda carry, batch: step(*carry, batch)  # noqa: E731
+        (moved, *_), reports = jax.lax.scan(take, carry, indices, length=steps)
+        join = lambda a, b: jnp.concatenate([a[None], b])  # noqa: E731
+        return moved, jax.tree.map(join, first, reports)
+    rows = [first]
+    for t in range(steps):
+        carry, report = step(*carry, None if indices is None else indices[t])
+        rows.append(report)
+    return carry[0], jax.tree.map(lambda *one: jax.device_put(np.stack(one)), *rows)
 
 
 @functools.partial(jit, static_argnames="loss", donate_argnames=("moved", "state"))
 def _step(
     optimizer: Optimizer,
-    push: Callable[[Params], Array],
-    push_test: Callable[[Params], Array] | None,
+    lines: Linearized,
     params: Params,
-    f0: Array,
     targets: Array,
     moved: Params,
     state: optax.OptState,
@@ -284,147 +267,34 @@ def _step(
     *,
     loss: Loss,
 ) -> tuple[tuple, tuple]:
-    pull = jax.linear_transpose(push, params)
-    picked = (lambda rows: rows) if batch is None else (lambda rows: rows[batch])
-    seen = loss.gradient(picked(f), picked(targets)) / len(picked(f))
-    seen = seen if batch is None else jnp.zeros_like(f).at[batch].add(seen)
-    (gradient,) = pull(seen)
+    """One step, and its report: outputs, test outputs, relative displacement, whether they live."""
+    rows = jnp.arange(len(f)) if batch is None else batch
+    force = loss.gradient(f[rows], targets[rows]) / len(rows)
+    (gradient,) = jax.linear_transpose(lines.push, params)(jnp.zeros_like(f).at[rows].add(force))
     weights = jax.tree.map(jnp.add, params, moved)
     updates, after = optimizer.update(gradient, state, weights)
-    state = keep_dtypes(after, state)
     new = jax.tree.map(lambda m, u: m + u.astype(m.dtype), moved, updates)
-    new_f = f0 + push(new)
+    new_f = lines.f0 + lines.push(new)
     alive = alive & jnp.all(jnp.abs(new_f) < output_limit(f))
     moved, f = jax.tree.map(lambda a, b: jnp.where(alive, a, b), (new, new_f), (moved, f))
-    test = None if push_test is None else push_test(moved)
-    return (moved, state, f, alive), (f, test, _norm(moved), alive)
+    test = None
+    if lines.push_test is not None and lines.f0_test is not None:
+        test = lines.f0_test + lines.push_test(moved)
+    size = _norm(params)
+    displacement = _norm(moved) / jnp.where(size > 0, size, 1.0)
+    report = f, test, displacement.astype(f.dtype), alive
+    return (moved, keep_dtypes(after, state), f, alive), report
 
 
 @jit
 def _end(
-    network: Traced, params: Params, moved: Params, x: Any, f0: Array, f: Array
+    network: Traced, params: Params, moved: Params, x: Any, train: Array, alive: Array
 ) -> tuple[Array, Array]:
-    """The network's outputs at the last weights, and how far the predicted ones are off."""
+    """The first step that could not be represented, and how far the last outputs are off."""
     outputs = network(jax.tree.map(jnp.add, params, moved), x)
-    gone = jnp.linalg.norm(f - f0)
-    return outputs, jnp.linalg.norm(outputs - f) / jnp.where(gone > 0, gone, 1.0)
-
-
-def weight_space_flow(
-    apply_fn: ApplyFn,
-    params: Params,
-    x: Any,
-    y: Any,
-    *,
-    loss: str | Loss,
-    learning_rate: Any,
-    ts: Any,
-    linearized: bool = True,
-    rtol: float | None = None,
-    atol: float | None = None,
-    max_steps: int = 1_000_000,
-) -> Trajectory:
-    """Gradient flow in weight space, of the linearised network or of the network itself.
-
-    dw/dt = -(eta/N) J^T g(f), with J and f those at w_0 (f = f_0 + J (w - w_0)), or those at w.
-    The first equals `gradient_flow`; the distance of the second from it is what linearising costs.
-
-    Args:
-        apply_fn: ``(params, x) -> outputs (N, C)``.
-        params: the weights before training; bfloat16 and float16 are promoted to float32, samples
-            with them, and a warning says so.
-        x: samples (N, ...), an array or a pytree of arrays with N rows each.
-        y: integer labels (N,) or targets (N, C).
-        loss: a name or a `Loss`.
-        learning_rate: eta > 0; one unit of time is one step of that size.
-        ts: times (T,), non-negative and increasing; the flow starts at t = 0.
-        linearized: whether the network is linearised at `params`.
-        rtol: relative tolerance; by the dtype when None (1e-5 for float32, 1e-8 for float64).
-        atol: absolute tolerance, likewise (1e-6 and 1e-9).
-        max_steps: bound on the solver's steps.
-
-    Returns:
-        A `Trajectory`: train (T, N, C), and the solver's step counts.
-
-    Raises:
-        ValueError: bad labels, rate or times; gradients that are not finite.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> path = weight_space_flow(lambda w, x: x @ w, jnp.zeros((2, 1)), jnp.eye(2),
-        ...                          jnp.ones((2, 1)), loss="squared_error", learning_rate=0.1,
-        ...                          ts=jnp.array([0.0, 10.0]))
-        >>> [round(float(f), 4) for f in path.train[:, 0, 0]]
-        [0.0, 0.3935]
-
-    Source:
-        TTP Figure 9, which compares ODEs in weight space and in function space.
-    """
-    check_network(apply_fn, params)
-    x = check_samples("x", x)
-    check_rows(apply_fn, params, x)
-    params, x = promote_all(params, x)
-    network = network_of(apply_fn)
-    f0 = compile_network(network)[0](params, x)
-    check_finite("apply_fn(params, x)", f0)
-    targets, loss = encode_targets(loss, y, f0)
-    ts = check_times(ts, f0.dtype)
-    rate = jnp.asarray(check_rate(learning_rate), f0.dtype) / f0.shape[0]
-    accuracy = tolerances(f0.dtype, rtol, atol)
-    try:
-        path = _flow(
-            network.precise(params, x), params, x, f0, targets, ts, rate, accuracy, loss=loss,
-            max_steps=max_steps, linearized=linearized,
-        )  # fmt: skip
-        return jax.block_until_ready(path)
-    except Exception:  # the solver's, which does not know why no step is small enough
-        check_gradients(apply_fn, params, x, jnp.nan)
-        raise
-
-
-@functools.partial(jit, static_argnames=("loss", "max_steps", "linearized"))
-def _flow(
-    network: Traced,
-    params: Params,
-    x: Any,
-    f0: Array,
-    targets: Array,
-    ts: Array,
-    rate: Array,
-    accuracy: tuple[Array, Array],
-    *,
-    loss: Loss,
-    max_steps: int,
-    linearized: bool,
-) -> Trajectory:
-    _, push = jax.linearize(with_forward_mode(lambda w: network(w, x), params), params)
-
-    def outputs(moved: Params) -> Array:
-        if linearized:
-            return f0 + push(moved)
-        return network(jax.tree.map(jnp.add, params, moved), x)
-
-    def field(t: Any, moved: Params, args: Any) -> Params:
-        f, pull = jax.vjp(outputs, moved)
-        (gradient,) = pull(loss.gradient(f, targets))
-        return jax.tree.map(lambda g: (-rate * g).astype(g.dtype), gradient)
-
-    solution = diffrax.diffeqsolve(
-        diffrax.ODETerm(field),
-        diffrax.Tsit5(),
-        t0=jnp.zeros((), f0.dtype),
-        t1=ts[-1],
-        dt0=None,
-        y0=jax.tree.map(jnp.zeros_like, params),
-        saveat=diffrax.SaveAt(ts=ts, fn=lambda t, moved, args: outputs(moved)),
-        stepsize_controller=diffrax.PIDController(*accuracy),
-        max_steps=max_steps,
-    )
-    stats = solution.stats
-    assert solution.ys is not None
-    return Trajectory(
-        ts, solution.ys, None, stats["num_accepted_steps"], stats["num_rejected_steps"]
-    )
+    gone = jnp.linalg.norm(train[-1] - train[0])
+    mismatch = jnp.linalg.norm(outputs - train[-1]) / jnp.where(gone > 0, gone, 1.0)
+    return jnp.where(jnp.all(alive), -1, jnp.argmin(alive)), mismatch
 
 
 def _norm(tree: Params) -> Array:

@@ -20,7 +20,7 @@ from jaxttp._core.checks import check_finite
 from jaxttp._core.compile import full_precision
 from jaxttp._core.results import RESULT
 from jaxttp._core.types import ApplyFn, Params, split_trainable
-from jaxttp.dynamics._promoted import promote
+from jaxttp.dynamics._network import promote
 from jaxttp.dynamics.recursion import heavy_ball_curves
 from jaxttp.dynamics.relinearize import relinearized_recursion
 from jaxttp.forecast.methods.base import Linearizer

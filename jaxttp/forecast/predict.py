@@ -17,7 +17,7 @@ from jaxttp._core.checks import check_instance
 from jaxttp._core.progress import stopwatch
 from jaxttp._core.types import ApplyFn, Params, Progress, count, split_trainable
 from jaxttp.adapters.inputs import check_network, check_samples
-from jaxttp.dynamics._promoted import promote
+from jaxttp.dynamics._network import promote
 from jaxttp.dynamics.recursion import recursion
 from jaxttp.forecast.cost import Price, check_budget, suited
 from jaxttp.forecast.methods.base import Dynamics, Linearizer

@@ -27,8 +27,7 @@ from jaxttp._core.types import (
 from jaxttp.adapters import as_rows, check_per_sample
 from jaxttp.adapters.inputs import check_network, check_samples
 from jaxttp.adapters.outputs import check_gradients
-from jaxttp.dynamics._network import evaluation
-from jaxttp.dynamics._promoted import promote, promote_samples, warn_of
+from jaxttp.dynamics._network import evaluation, promote, promote_samples, warn_of
 from jaxttp.dynamics._trajectory import curves
 from jaxttp.losses import Loss, encode_targets
 from jaxttp.losses.contrasts import (
@@ -39,7 +38,7 @@ from jaxttp.losses.contrasts import (
     from_contrasts,
     sees_contrasts,
 )
-from jaxttp.losses.weights import token_labels
+from jaxttp.losses.targets import token_labels
 from jaxttp.ntk._plan import Workload
 from jaxttp.ntk._program import is_linear
 from jaxttp.ntk.gram import workload

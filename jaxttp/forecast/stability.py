@@ -6,8 +6,16 @@ import numpy as np
 import optax
 from jaxtyping import Array
 
-from jaxttp.dynamics.rates import StepMaps, map_of, step_maps, step_rates
-from jaxttp.dynamics.stability import batch_modes, batch_variance, mean_square_factor, step_shares
+from jaxttp.dynamics.stability import (
+    StepMaps,
+    batch_modes,
+    batch_variance,
+    map_of,
+    mean_square_factor,
+    step_maps,
+    step_rates,
+    step_shares,
+)
 from jaxttp.losses import Loss
 
 RISE = 2.0
@@ -82,7 +90,7 @@ def optimizer_rates(
     Args:
         optimizer: linear, see `linear_filter`.
         steps: the horizon T.
-        curvature: the `largest_curvature`.
+        curvature: the largest one, see `max_learning_rate`.
         problem: kernel, f0, targets and loss, for the mean-square limit.
         batch_size: samples a step; all of them when None.
         protocol: how batches are drawn.

@@ -24,9 +24,8 @@ from jaxttp._core.checks import (
 )
 from jaxttp._core.types import Params
 from jaxttp.dynamics.batches import check_batches
-from jaxttp.dynamics.filters import LinearFilter, linear_filter
-from jaxttp.dynamics.optimizers import HeavyBall
-from jaxttp.dynamics.rates import step_maps, step_rates
+from jaxttp.dynamics.optimizers import HeavyBall, LinearFilter, linear_filter
+from jaxttp.dynamics.stability import step_maps, step_rates
 from jaxttp.losses import Loss, get_loss
 
 

@@ -13,8 +13,8 @@ from jaxttp.losses.rule import Target as Target
 from jaxttp.losses.rule import early_stopping as early_stopping
 from jaxttp.losses.rule import smooth_curve as smooth_curve
 from jaxttp.losses.rule import training_time as training_time
+from jaxttp.losses.targets import Weighted as Weighted
 from jaxttp.losses.targets import encode_targets as encode_targets
+from jaxttp.losses.targets import weighted as weighted
 from jaxttp.losses.tokens import label_words as label_words
 from jaxttp.losses.tokens import sample_tokens as sample_tokens
-from jaxttp.losses.weights import Weighted as Weighted
-from jaxttp.losses.weights import weighted as weighted

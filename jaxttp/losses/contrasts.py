@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 import jax.numpy as jnp
 import numpy as np
+import scipy.linalg
 from jaxtyping import Array, Float
 
 from jaxttp._core.compile import jit
@@ -26,8 +27,6 @@ from jaxttp.losses import Loss, cross_entropy
 def basis(classes: int) -> np.ndarray:
     """B (C, C - 1): orthonormal columns that sum to zero (Helmert's).
 
-    Column j is j + 1 times a constant, then what makes up for it in row j + 1.
-
     Args:
         classes: C, at least 2.
 
@@ -35,12 +34,7 @@ def basis(classes: int) -> np.ndarray:
         >>> basis(2).round(3).tolist()
         [[0.707], [-0.707]]
     """
-    found = np.zeros((classes, classes - 1))
-    for j in range(1, classes):
-        found[:j, j - 1] = 1.0
-        found[j, j - 1] = -j
-        found[:, j - 1] /= np.sqrt(j * (j + 1))
-    return found
+    return scipy.linalg.helmert(classes).T
 
 
 @jit

@@ -312,10 +312,7 @@ def token_hessian_product(
     vector: Float[Array, "n tv"],
     at_once: int = 2**20,
 ) -> Float[Array, "n tv"]:
-    """H_i u_i of every sample, some tokens at a time.
-
-    Beside the three arrays (N, T V) that go in and come out, it holds the softmax of `at_once`
-    logits, or of one token.
+    """H_i u_i of every sample, some tokens at a time: so many softmaxes are held, not all.
 
     Args:
         outputs: logits, token after token (N, T V).
@@ -330,18 +327,10 @@ def token_hessian_product(
     """
     weights = jnp.split(targets, 2, axis=1)[1].reshape(-1).astype(outputs.dtype)
     tokens = len(weights)
-    logits, u = (array.reshape(tokens, -1) for array in (outputs, vector))
-    chunk = max(1, at_once // logits.shape[1])
-    if tokens <= chunk:
-        return jax.vmap(_one_token)(logits, u, weights).reshape(outputs.shape)
-
-    def piece(i: Array, done: Array) -> Array:
-        first = jnp.minimum(i * chunk, tokens - chunk)  # the last piece overlaps the one before it
-        parts = (jax.lax.dynamic_slice_in_dim(a, first, chunk) for a in (logits, u, weights))
-        return jax.lax.dynamic_update_slice_in_dim(done, jax.vmap(_one_token)(*parts), first, 0)
-
-    pieces = -(-tokens // chunk)
-    return jax.lax.fori_loop(0, pieces, piece, jnp.zeros_like(u)).reshape(outputs.shape)
+    rows = outputs.reshape(tokens, -1), vector.reshape(tokens, -1), weights
+    chunk = max(1, at_once // rows[0].shape[1])
+    images = jax.lax.map(lambda row: _one_token(*row), rows, batch_size=min(chunk, tokens))
+    return images.reshape(outputs.shape)
 
 
 def _one_token(logits: Array, u: Array, weight: Array) -> Array:

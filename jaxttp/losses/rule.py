@@ -9,8 +9,6 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
@@ -19,10 +17,12 @@ from jaxttp._core.checks import (
     check_array,
     check_choice,
     check_finite,
+    check_finite_value,
     check_integer,
     check_known,
     check_number,
     is_concrete,
+    values_known,
 )
 
 RULES = ("relative", "gap", "absolute", "plateau")
@@ -72,35 +72,7 @@ def training_time(
         TTP Section 5 and Appendix A; the paper leaves open whether epsilon is a share of
         L_0 - L_T: it is in "relative", the default, and not in "gap".
     """
-    check_choice("rule", rule, RULES)
-    curve = _as_curve(curve)
-    _check_threshold("threshold", threshold, rule)
-    _check_smooth("smooth", smooth, curve.shape[0])
-    _check_window(window, rule, curve.shape[0] - 1)
-    if isinstance(curve, np.ndarray):
-        check_finite("curve", curve)
-    else:
-        curve = eqx.error_if(curve, ~jnp.all(jnp.isfinite(curve)), "curve holds NaN or infinity")
-    xp = np if isinstance(curve, np.ndarray) and is_concrete(threshold) else jnp
-    return jnp.asarray(_first(xp, _smoothed(xp.asarray(curve), smooth), threshold, rule, window))
-
-
-def _first(xp: Any, curve: Any, threshold: Any, rule: str, window: int | None) -> Any:
-    """The first step that counts, of a checked and smoothed curve, in NumPy or JAX."""
-    threshold = xp.asarray(threshold, curve.dtype)
-    last = curve.shape[0] - 1
-    if rule == "plateau":
-        window = max(1, last // 10) if window is None else window
-        reached = curve[:-window] - curve[window:] < threshold
-        return xp.where(xp.any(reached), xp.argmax(reached) + window, -1)
-    if rule == "absolute":
-        reached = curve < threshold
-        return xp.where(xp.any(reached), xp.argmax(reached), -1)
-    distance = xp.abs(curve - curve[-1])
-    if rule == "gap":
-        return xp.argmax((distance < threshold) | (distance == 0))
-    reached = (distance < threshold * distance[0]) | (distance == 0)
-    return xp.where((distance[0] > 0) | (curve[-1] == 0), xp.argmax(reached), -1)
+    return Rule((threshold,), rule, smooth=smooth, window=window).time(curve, threshold)
 
 
 def metric_time(
@@ -137,14 +109,7 @@ def metric_time(
         >>> int(metric_time(rising, 0.1, metric="error")), int(training_time(rising, 0.1))
         (-1, 1)
     """
-    time = training_time(curve, threshold, rule=rule, window=window, smooth=smooth)
-    if metric == "loss" or rule != "relative":
-        return time
-    ends = _smoothed(_as_curve(curve), smooth)
-    rose = ends[-1] > ends[0]
-    if is_concrete(rose):
-        return jnp.asarray(-1) if bool(rose) else time
-    return jnp.where(rose, -1, time)
+    return Rule((threshold,), rule, metric, smooth, window).time(curve, threshold)
 
 
 def smooth_curve(curve: Any, width: int) -> Float[Array, " t"]:
@@ -171,7 +136,7 @@ def smooth_curve(curve: Any, width: int) -> Float[Array, " t"]:
         TTP Section 5 reads training times off smoothed losses; the raw L_0 is an erratum.
     """
     curve = _as_curve(curve)
-    _check_smooth("width", width, curve.shape[0])
+    Rule(smooth=width).check(curve.shape[0] - 1)
     return _smoothed(jnp.asarray(curve), width)
 
 
@@ -188,49 +153,12 @@ def _smoothed(curve: Any, width: int) -> Any:
 
 
 def _as_curve(curve: Any) -> Any:
-    """A curve of floats: in NumPy where its values are known, since reading it is no computation.
-
-    A curve of integers becomes one of floats: as an integer a threshold of 0.5 is 0.
-    """
-    if not isinstance(curve, jax.Array) or is_concrete(curve):
-        curve = np.asarray(curve)
-        if curve.dtype.kind in "OUSc":
-            check_array("curve", curve)  # says what is wrong
-        if curve.dtype.kind in "biu":
-            curve = curve.astype(jnp.result_type(float))
-        elif not isinstance(curve.dtype, np.dtype) or curve.dtype == np.float64:
-            curve = curve.astype(jax.dtypes.canonicalize_dtype(curve.dtype))
-    elif not jnp.issubdtype(curve.dtype, jnp.inexact):
-        curve = curve.astype(jnp.result_type(float))
-    if curve.ndim != 1 or curve.shape[0] < 2:
-        raise ValueError(f"curve must be a vector of at least two losses; got shape {curve.shape}.")
-    return curve
-
-
-def _check_threshold(name: str, value: Any, rule: str) -> None:
-    if rule == "relative":
-        remedy = "1 % is 0.01."
-        check_number(name, value, above=0.0, below=1.0, remedy=remedy)
-    else:
-        check_number(name, value, above=0.0)
-
-
-def _check_smooth(name: str, width: Any, length: int | None = None) -> None:
-    """Refuse a width that is even, or wider than the curve."""
-    check_integer(name, width, at_least=1, at_most=length)
-    if width % 2 == 0:
-        raise ValueError(f"{name} must be odd, so that it has a middle; got {width}.")
-
-
-def _check_window(window: int | None, rule: str, last: int | None = None) -> None:
-    if window is None:
-        return
-    if rule != "plateau":
-        raise ValueError(
-            f"window={window!r} is for rule='plateau'; with rule={rule!r} leave it out."
-        )
-    remedy = "" if last is None else "The curve is that long."
-    check_integer("window", window, at_least=1, at_most=last, remedy=remedy)
+    """A curve of floats, in NumPy where its values are known: reading it is no computation."""
+    with values_known():
+        curve = check_array("curve", curve, ndim=1, floating=True)
+    if curve.shape[0] < 2:
+        raise ValueError(f"curve must hold at least two losses; got shape {curve.shape}.")
+    return np.asarray(curve) if is_concrete(curve) else curve
 
 
 @dataclasses.dataclass(frozen=True)
@@ -256,7 +184,7 @@ class Rule:
         ('loss below 0.3', {0.3: 2})
     """
 
-    thresholds: tuple[float, ...] = THRESHOLDS
+    thresholds: tuple[Any, ...] = THRESHOLDS
     kind: str = "relative"
     metric: str = "loss"
     smooth: int = 1
@@ -268,11 +196,15 @@ class Rule:
         thresholds = _several(self.thresholds)
         if len(thresholds) == 0:
             raise ValueError("thresholds must hold at least one number; got none.")
+        below = 1.0 if self.kind == "relative" else None
+        remedy = "" if below is None else "1 % is 0.01."
         for threshold in thresholds:
-            _check_threshold("thresholds", threshold, self.kind)
-        _check_smooth("smooth", self.smooth)
-        _check_window(self.window, self.kind)
-        object.__setattr__(self, "thresholds", tuple(float(e) for e in thresholds))
+            check_number("thresholds", threshold, above=0.0, below=below, remedy=remedy)
+        known = all(map(is_concrete, thresholds))
+        object.__setattr__(
+            self, "thresholds", tuple(map(float, thresholds)) if known else thresholds
+        )
+        self.check()
 
     @classmethod
     def of(
@@ -310,26 +242,53 @@ class Rule:
             found = cls(several, rule, metric, smooth, window)
         return found if steps is None else found.check(steps)
 
-    def check(self, steps: int) -> "Rule":
-        """Itself, where smoothing and window fit a horizon of T steps.
+    def check(self, steps: int | None = None) -> "Rule":
+        """Itself, where smoothing and window fit a horizon of T steps, if that is known.
 
         Raises:
             ValueError: they do not.
         """
-        _check_smooth("smooth", self.smooth, steps + 1)
-        _check_window(self.window, self.kind, steps)
+        check_integer(
+            "smooth", self.smooth, at_least=1, at_most=None if steps is None else steps + 1
+        )
+        if self.smooth % 2 == 0:
+            raise ValueError(f"smooth must be odd, so that it has a middle; got {self.smooth}.")
+        if self.window is not None:
+            remedy = "" if steps is None else "The curve is that long."
+            check_integer("window", self.window, at_least=1, at_most=steps, remedy=remedy)
+            if self.kind != "plateau":
+                raise ValueError(
+                    f"window={self.window!r} is for rule='plateau'; with rule={self.kind!r} leave "
+                    "it out."
+                )
         return self
 
     def curve(self, loss: Any, error: Any) -> Any:
         """The one of both curves that is read."""
         return loss if self.metric == "loss" else error
 
-    def time(self, curve: Any, threshold: float) -> Any:
+    def time(self, curve: Any, threshold: Any) -> Any:
         """The first step at which a curve (T + 1,) is there, or -1; works under `vmap`."""
-        return metric_time(
-            curve, threshold, metric=self.metric, rule=self.kind, smooth=self.smooth,
-            window=self.window,
-        )  # fmt: skip
+        curve = _as_curve(curve)
+        last = curve.shape[0] - 1
+        curve = _smoothed(check_finite_value("curve", curve), self.check(last).smooth)
+        xp: Any = np if isinstance(curve, np.ndarray) and is_concrete(threshold) else jnp
+        curve = xp.asarray(curve)
+        threshold, distance = xp.asarray(threshold, curve.dtype), xp.abs(curve - curve[-1])
+        begin, may_count = 0, True
+        if self.kind == "absolute":
+            reached = curve < threshold
+        elif self.kind == "plateau":
+            begin = max(1, last // 10) if self.window is None else self.window
+            reached = curve[:-begin] - curve[begin:] < threshold
+        elif self.kind == "gap":
+            reached = (distance < threshold) | (distance == 0)
+        else:
+            reached = (distance < threshold * distance[0]) | (distance == 0)
+            may_count = (distance[0] > 0) | (curve[-1] == 0)
+            if self.metric == "error":  # a fraction of its decrease, which there has to be
+                may_count = may_count & (curve[-1] <= curve[0])
+        return jnp.asarray(xp.where(may_count & xp.any(reached), xp.argmax(reached) + begin, -1))
 
     def read(self, loss: Any, error: Any, *, reached: bool = True) -> dict[float, int]:
         """Training times off one of two curves.
@@ -589,7 +548,8 @@ def reach(
 
 def _several(values: Any) -> tuple[Any, ...]:
     """A number, or several, as a tuple."""
-    return (values,) if np.ndim(values) == 0 else tuple(values)
+    is_several = isinstance(values, Sequence) or getattr(values, "ndim", 0) > 0
+    return tuple(values) if is_several else (values,)
 
 
 def _target_value(name: str, value: Any, metric: str) -> float:
@@ -664,7 +624,6 @@ def early_stopping(curve: Any, *, metric: str = "loss", smooth: int = 1) -> Earl
     """
     check_choice("metric", metric, METRICS)
     check_known(curve=curve)
-    _check_smooth("smooth", smooth, np.size(curve))
     values = np.asarray(smooth_curve(curve, smooth))
     check_finite("curve", values)
     step = int(np.argmin(values))

@@ -27,7 +27,7 @@ from jaxttp._core.checks import (
     is_concrete,
 )
 from jaxttp._core.types import ApplyFn, Params, count, noted, notes_of
-from jaxttp.losses.weights import IGNORED, Weighted
+from jaxttp.losses.targets import IGNORED, Weighted
 
 MASKS = ("attention_mask", "mask")
 """Keys of samples that say which tokens are there."""

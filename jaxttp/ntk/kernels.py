@@ -52,10 +52,6 @@ class KernelOperator(eqx.Module):
     def block(self, rows: Any, columns: Any) -> "KernelOperator":
         """Theta[rows, :, columns], by the indices of samples."""
 
-    @abc.abstractmethod
-    def regularized(self, diag_reg: Any) -> "KernelOperator":
-        """Theta + diag_reg (tr Theta / NC) I, of a square kernel."""
-
 
 class Dense(KernelOperator):
     """Theta as an array (M, C, N, C)."""
@@ -89,10 +85,6 @@ class Dense(KernelOperator):
         some = jnp.take(self.array, jnp.asarray(rows), axis=0)
         return Dense(jnp.take(some, jnp.asarray(columns), axis=2))
 
-    def regularized(self, diag_reg: Any) -> "Dense":
-        """See `KernelOperator`."""
-        return Dense(_with_diagonal(self.as_matrix(), diag_reg).reshape(self.array.shape))
-
 
 class Scalar(KernelOperator):
     """K ⊗ I_C: one kernel K (M, N) for every output, which do not mix."""
@@ -121,10 +113,6 @@ class Scalar(KernelOperator):
         """See `KernelOperator`."""
         some = jnp.take(self.array, jnp.asarray(rows), axis=0)
         return Scalar(jnp.take(some, jnp.asarray(columns), axis=1), self.classes)
-
-    def regularized(self, diag_reg: Any) -> "Scalar":
-        """See `KernelOperator`."""
-        return Scalar(_with_diagonal(self.array, diag_reg), self.classes)
 
 
 class Factored(KernelOperator):
@@ -212,20 +200,10 @@ class Factored(KernelOperator):
         """Where the outputs of some samples stand in a factor."""
         return (samples[:, None] * self.classes + jnp.arange(self.classes)[None]).reshape(-1)
 
-    def regularized(self, diag_reg: Any) -> Dense:
-        """See `KernelOperator`; the diagonal has no factors."""
-        return Dense(self.dense()).regularized(diag_reg)
-
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         """The kernel itself, for NumPy."""
         del copy
         return np.asarray(self.dense(), dtype)
-
-
-def _with_diagonal(matrix: Array, diag_reg: Any) -> Array:
-    """A square matrix plus diag_reg times the mean of its diagonal on its diagonal."""
-    added = jnp.asarray(diag_reg, matrix.dtype) * jnp.mean(jnp.diag(matrix))
-    return matrix + added * jnp.eye(len(matrix), dtype=matrix.dtype)
 
 
 Kernel = Array | Factored

@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from jaxttp.dynamics import Diffusion, FlowCurves, RelinearizedTrajectory
+from jaxttp.dynamics import Diffusion, RelinearizedTrajectory
 from jaxttp.forecast import HeldForecast, Online, OnlineForecast, Prediction
 from jaxttp.gauss_newton import StepForecast
 from jaxttp.pipeline import FineTuning, Forecast, TaskSteps
@@ -201,14 +201,13 @@ def plot_forecast(result: Forecast) -> Figure:
 _CURVES = {
     TrainingRun: ("real training", "training step", REAL),
     StepForecast: ("forecast", "Gauss-Newton step", PREDICTED),
-    FlowCurves: ("gradient flow", "time (steps)", PREDICTED),
 }
 """What a legend and the horizontal axis say, and the color."""
 
 
 @figure_of
-def plot_curves(result: TrainingRun | StepForecast | FlowCurves) -> Figure:
-    """Loss and error of a real training run, of exact Gauss-Newton steps or of gradient flow."""
+def plot_curves(result: TrainingRun | StepForecast) -> Figure:
+    """Loss and error of a real training run or of exact Gauss-Newton steps."""
     label, axis, color = _CURVES[type(result)]
     figure, axes = panels(2)
     ts = getattr(result, "ts", np.arange(len(result.loss)))

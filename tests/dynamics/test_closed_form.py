@@ -4,26 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import scipy.linalg
 
 import jaxttp
 from jaxttp.dynamics import closed_form, gradient_flow
-from jaxttp.ntk import Factored
 from tests import oracles
 
 TS = np.array([0.0, 0.5, 3.0, 40.0, 1000.0])
-
-
-@pytest.mark.slow
-def test_train_is_the_matrix_exponential(problem):
-    n, c = problem.f0.shape
-    theta = problem.kernel.reshape(n * c, n * c)
-    path = closed_form(problem.kernel, problem.f0, problem.labels, learning_rate=0.1, ts=TS)
-    for t, f in zip(TS, path.train, strict=True):
-        decay = scipy.linalg.expm(-0.1 / n * theta * t)
-        want = problem.targets.reshape(-1) + decay @ (problem.f0 - problem.targets).reshape(-1)
-        # expm and eigh both round at about 1e-13 here; the issue asks for 1e-8
-        np.testing.assert_allclose(f.reshape(-1), want, atol=1e-10)
 
 
 def test_train_and_test_outputs_equal_scipy(problem):
@@ -83,10 +69,6 @@ def test_the_limit_is_the_minimum_of_the_loss_that_is_nearest(problem, is_scalar
         kernel, problem.f0, problem.labels, learning_rate=0.1, **options | {"ts": 1e8}
     )
     np.testing.assert_allclose(long.test[0], path.test[2], atol=1e-5)  # t amplifies rounding
-    flow = gradient_flow(
-        kernel, problem.f0, problem.labels, loss="squared_error", learning_rate=0.1, **options
-    )
-    np.testing.assert_array_equal(flow.test, path.test)
 
 
 def test_the_limit_under_jit_and_its_derivative(problem):
@@ -122,44 +104,6 @@ def test_weights_have_a_limit(problem):
     )  # the kernel's condition number is about 1e3
 
 
-@pytest.mark.parametrize("form", ["full", "scalar", "factored"])
-def test_a_regularized_kernel_adds_a_share_of_its_mean_diagonal(problem, form):
-    """Train outputs by Theta + r m I; in the limit test outputs are kernel ridge regression's."""
-    n, c, r = 7, 3, 0.3
-    kernel, cross = problem.kernel, problem.kernel_test
-    if form == "scalar":
-        kernel, cross = kernel[:, 0, :, 0], cross[:, 0, :, 0]
-    if form == "factored":
-        root = np.linalg.cholesky(kernel.reshape(21, 21)).reshape(n, c, 21)
-        kernel = Factored.of(jnp.asarray(root), jnp.asarray(root))
-    whole, across = (
-        np.kron(k, np.eye(c)) if form == "scalar" else np.asarray(k).reshape(-1, n * c)
-        for k in (kernel, cross)
-    )
-    ridge = whole + r * np.trace(whole) / (n * c) * np.eye(n * c)
-    residual = (problem.targets - problem.f0).reshape(-1)
-    options = {
-        "learning_rate": 0.2, "kernel_test": cross, "f0_test": problem.f0_test, "diag_reg": r
-    }  # fmt: skip
-    path = closed_form(kernel, problem.f0, problem.labels, ts=[5.0, np.inf], **options)
-    rest = scipy.linalg.expm(-0.2 / n * 5.0 * ridge)
-    for row, decay in enumerate((rest, np.zeros_like(rest))):
-        moved = residual - decay @ residual
-        train = problem.f0 + moved.reshape(n, c)
-        test = problem.f0_test + (across @ np.linalg.solve(ridge, moved)).reshape(-1, c)
-        np.testing.assert_allclose(path.train[row], train, atol=1e-10)  # as expm and eigh round
-        np.testing.assert_allclose(path.test[row], test, atol=1e-10)
-    flow = gradient_flow(
-        kernel, problem.f0, problem.labels, loss="squared_error", ts=5.0, **options
-    )
-    np.testing.assert_allclose(flow.train[0], path.train[0], atol=1e-6)  # the solver's tolerance
-    np.testing.assert_allclose(flow.test[0], path.test[0], atol=1e-6)
-    plain = closed_form(kernel, problem.f0, problem.labels, ts=5.0, **options | {"diag_reg": 0})
-    without = {name: value for name, value in options.items() if name != "diag_reg"}
-    same = closed_form(kernel, problem.f0, problem.labels, ts=5.0, **without)
-    np.testing.assert_array_equal(plain.test, same.test)
-
-
 def test_time_of_a_loss_that_is_a_mean_over_outputs_is_c_times_as_long():
     """neural-tangents' loss is half the mean over all N C outputs: t there is C t here.
 
@@ -175,13 +119,6 @@ def test_time_of_a_loss_that_is_a_mean_over_outputs_is_c_times_as_long():
     assert np.max(np.abs(path.train[0] - start)) > 0.3
 
 
-@pytest.mark.parametrize("loss", ["cross_entropy", "binary_cross_entropy"])
-def test_a_loss_that_need_not_have_a_limit_is_refused(problem, loss):
-    y = problem.targets if loss.startswith("binary") else problem.labels
-    with pytest.raises(ValueError, match=r"ts holds infinity.*squared_error"):
-        gradient_flow(problem.kernel, problem.f0, y, loss=loss, learning_rate=0.1, ts=np.inf)
-
-
 def test_scalar_kernel_is_the_kronecker_product(problem):
     scalar = np.asarray(problem.kernel[:, 0, :, 0])
     cross = np.asarray(problem.kernel_test[:, 0, :, 0])
@@ -193,19 +130,6 @@ def test_scalar_kernel_is_the_kronecker_product(problem):
     # t = 1000 with eigenvalues of order 10: the exponent's rounding is about 1e-12
     np.testing.assert_allclose(a.train, b.train, atol=1e-10)
     np.testing.assert_allclose(a.test, b.test, atol=1e-9)
-
-
-def test_works_under_jit_and_vmap(problem, strict_dtypes):
-    def last(rate):
-        path = closed_form(
-            problem.kernel, problem.f0, problem.labels, learning_rate=rate, ts=jnp.array([10.0])
-        )
-        return path.train[-1]
-
-    rates = jnp.array([0.05, 0.2])
-    together = jax.jit(jax.vmap(last))(rates)
-    for rate, got in zip(rates, together, strict=True):
-        np.testing.assert_allclose(got, last(rate), atol=1e-12)
 
 
 def test_indefinite_kernel_is_refused():
@@ -229,9 +153,6 @@ def test_indefinite_kernel_is_refused():
         ({"ts": np.array([0.0, np.nan])}, "ts"),
         ({"ts": -np.inf}, "ts"),
         ({"ts": np.zeros((1, 1))}, "ts"),
-        ({"diag_reg": -0.1}, "diag_reg"),
-        ({"diag_reg": np.inf}, "diag_reg"),
-        ({"diag_reg": "0.1"}, "diag_reg"),
         ({"kernel": np.eye(4)}, "kernel"),
         ({"f0": np.zeros(7)}, "f0"),
         ({"f0": np.full((7, 3), np.nan)}, "f0"),

@@ -1,7 +1,6 @@
 import itertools
 import re
 
-import diffrax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,17 +8,17 @@ import optax
 import pytest
 
 from jaxttp import dynamics
-from jaxttp.dynamics import diagonal_noise, noise_factor, recursion
-from jaxttp.dynamics.noise import EpochNoise, epoch_share, protocol_scale
+from jaxttp.dynamics import diagonal_noise, recursion
+from jaxttp.dynamics.diffusion import increments, noise_factor, protocol_scale
 from tests import oracles
 
 
 def diffusion(problem, key, **options):
     options = {
-        "loss": "cross_entropy", "learning_rate": 0.1, "batch_size": 2, "steps": 8,
+        "key": key, "loss": "cross_entropy", "learning_rate": 0.1, "batch_size": 2, "steps": 8,
         "protocol": "replacement",
     } | options  # fmt: skip
-    return dynamics.diffusion(problem.kernel, problem.f0, problem.labels, key=key, **options)
+    return dynamics.diffusion(problem.kernel, problem.f0, problem.labels, **options)
 
 
 def covariance(problem):
@@ -33,7 +32,8 @@ def covariance(problem):
 
 def test_factor_is_exact(problem):
     j, sigma, _ = covariance(problem)
-    s = noise_factor(problem.kernel, problem.f0, problem.labels, loss="cross_entropy")
+    force = oracles.gradient("cross_entropy", problem.f0, problem.targets)
+    s = noise_factor(jnp.asarray(problem.kernel), jnp.asarray(force))
     s = np.asarray(s).reshape(21, 7)
     np.testing.assert_allclose(s @ s.T, j @ sigma @ j.T, atol=1e-10)  # float64 rounding
 
@@ -53,11 +53,10 @@ def test_diagonal_noise_is_the_papers(problem):
     np.testing.assert_allclose(both[:7, :, :7], got, atol=1e-12)
 
 
-@pytest.mark.parametrize("noise", ["full", pytest.param("constant", marks=pytest.mark.slow)])
-def test_one_step_has_the_covariance_of_a_batch(problem, key, noise):
+def test_one_step_has_the_covariance_of_a_batch(problem, key):
     """A solver that shares one Brownian motion between components would give rank one."""
     j, sigma, _ = covariance(problem)
-    path = diffusion(problem, key, noise=noise, steps=1, paths=4000)
+    path = diffusion(problem, key, steps=1, paths=4000)
     moved = np.asarray(path.train[:, 1]).reshape(4000, 21) - problem.f0.reshape(21)
     g = oracles.gradient("cross_entropy", problem.f0, problem.targets)
     mean = -0.1 / 7 * problem.kernel.reshape(21, 21) @ g.reshape(21)
@@ -70,87 +69,23 @@ def test_one_step_has_the_covariance_of_a_batch(problem, key, noise):
     assert np.linalg.matrix_rank(moved - moved.mean(axis=0), tol=1e-8) == 6  # N - 1
 
 
-def test_drawn_batches_have_the_covariance_too(problem, key):
-    """The same against real draws with replacement, by the exact recursion."""
-    keys = jax.random.split(key, 5000)
-    run = lambda k: recursion(  # noqa: E731
-        problem.kernel, problem.f0, problem.labels, loss="cross_entropy",
-        optimizer=optax.sgd(0.1), steps=1, batch_size=2, key=k, protocol="replacement",
-    ).train[1]  # fmt: skip
-    real = np.asarray(jax.jit(jax.vmap(run))(keys)).reshape(5000, 21)
-    j, sigma, _ = covariance(problem)
-    want = 0.1**2 / 2 * j @ sigma @ j.T
-    scale = np.sqrt(np.diag(want))
-    got = np.cov(real.T) / np.outer(scale, scale)
-    np.testing.assert_allclose(got, want / np.outer(scale, scale), atol=0.1)
-
-
-@pytest.mark.slow
-def test_noise_off_is_gradient_descent_and_then_the_flow(problem, key):
-    path = diffusion(problem, key, noise="none")
-    assert int(path.diverged_at) == -1
-    want = recursion(
-        problem.kernel, problem.f0, problem.labels, loss="cross_entropy",
-        optimizer=optax.sgd(0.1), steps=8,
-    )  # fmt: skip
-    np.testing.assert_allclose(path.train, want.train, atol=1e-12)
-    flow, _ = oracles.integrate(
-        problem.kernel, problem.f0, problem.targets, "cross_entropy", 0.1, np.arange(9.0)
-    )
-    errors = [
-        np.abs(np.asarray(diffusion(problem, key, noise="none", substeps=k).train) - flow).max()
-        for k in (16, 64)
-    ]
-    assert errors[1] < 2e-3
-    assert 3.5 < errors[0] / errors[1] < 4.5  # Euler: first order, four times the steps
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("noise", "low", "high"), [("full", 0.35, 0.75), ("constant", 0.85, 1.2)])
-def test_strong_order(problem, key, noise, low, high):
-    """1/2 for noise that depends on the outputs, 1 for additive noise: on one Brownian path."""
-    options = {"noise": noise, "paths": 32, "batch_size": 1, "learning_rate": 0.5, "steps": 2}
-    fine = diffusion(problem, key, substeps=256, **options).train[:, -1]
-    errors = []
-    for substeps in (4, 8, 16):
-        coarse = diffusion(problem, key, substeps=substeps, **options).train[:, -1]
-        errors.append(float(jnp.mean(jnp.linalg.norm(coarse - fine, axis=(1, 2)))))
-    order = np.polyfit(np.log([4, 8, 16]), -np.log(errors), 1)[0]
-    assert low < order < high, (order, errors)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("solver", "factor"), [("shark", 0.4), ("sea", 0.6)])
-def test_additive_solvers_converge(problem, key, solver, factor):
-    """Halving the steps divides the error by about 2^1.5 (ShARK) and 2 (SEA)."""
-    options = {"noise": "constant", "steps": 2, "learning_rate": 0.3}
-    high = [
-        np.asarray(diffusion(problem, key, solver=solver, substeps=k, **options).train[-1])
-        for k in (8, 16, 32)
-    ]
-    assert np.abs(high[1] - high[2]).max() < factor * np.abs(high[0] - high[1]).max()
-
-
 @pytest.mark.slow
 def test_epochs_cancel_like_shuffled_batches(key):
     """Variance (1/B)(N-B)/(N-1) of a batch mean and covariance -1/(N-1) within an epoch."""
-    for n, b in ((6, 2), (7, 2)):
-        epoch, kappa = epoch_share(n, b)
-        white = diffrax.VirtualBrownianTree(0.0, 2.0 * epoch, 0.1, (8000,), key)
-        path = EpochNoise(white, epoch, kappa)
-        times = jnp.arange(2.0 * epoch)
-        steps = np.asarray(jax.lax.map(lambda t, p=path: p.evaluate(t, t + 1.0), times))
+    for n, b, kappa in ((6, 2, 1.0), (7, 2, 1 - np.sqrt(1 / 7))):
+        draw = increments(key, 8000, 6, 3, kappa, "float64")
+        steps = np.asarray(jax.lax.map(draw, jnp.arange(6.0)))
         got = np.cov(steps) * protocol_scale("epochs", n, b) ** 2 / b
-        want = np.full((2 * epoch, 2 * epoch), -1 / (n - 1))
+        want = np.full((6, 6), -1 / (n - 1))
         np.fill_diagonal(want, (n - b) / (b * (n - 1)))
-        want[:epoch, epoch:] = want[epoch:, :epoch] = 0.0
+        want[:3, 3:] = want[3:, :3] = 0.0
         np.testing.assert_allclose(got, want, atol=0.03)  # 8000 draws: 1.6 % of the variance
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["replacement", "independent", "epochs"])
 def test_spread_of_the_loss_is_that_of_exact_mini_batch_runs(problem, key, protocol):
-    common = {"loss": "cross_entropy", "batch_size": 2, "steps": 30, "protocol": protocol}
+    common = {"loss": "cross_entropy", "batch_size": 2, "steps": 12, "protocol": protocol}
     run = lambda k: recursion(  # noqa: E731
         problem.kernel, problem.f0, problem.labels, optimizer=optax.sgd(0.02), key=k, **common
     ).train  # fmt: skip
@@ -160,17 +95,8 @@ def test_spread_of_the_loss_is_that_of_exact_mini_batch_runs(problem, key, proto
     ratio = np.sqrt((std[1][3:] ** 2).sum(axis=(1, 2)) / (std[0][3:] ** 2).sum(axis=(1, 2)))
     # 1000 draws: 2 % each; the SDE draws Gaussian noise and linearises within an epoch. At the end
     # of an epoch of 3 batches most of the noise cancels, and what is left is of second order.
-    middle = ratio if protocol != "epochs" else ratio[np.arange(4, 31) % 3 != 0]
+    middle = ratio if protocol != "epochs" else ratio[np.arange(4, 13) % 3 != 0]
     assert np.all((middle > 0.85) & (middle < 1.18)), ratio
-
-
-@pytest.mark.slow
-def test_protocols_are_ordered(problem, key):
-    std = [
-        np.std(diffusion(problem, key, protocol=p, paths=200, steps=12).loss[:, -1])
-        for p in ("replacement", "independent", "epochs")
-    ]
-    assert std[0] > std[1] > std[2]
 
 
 @pytest.mark.slow
@@ -178,22 +104,22 @@ def test_diagonal_starts_as_constant_and_shrinks(problem, key):
     noise_kernel = diagonal_noise(
         problem.apply_fn, problem.params, problem.x, problem.labels, loss="cross_entropy"
     )
-    options = {"noise_kernel": noise_kernel, "paths": 50, "steps": 60, "learning_rate": 0.3}
+    options = {"noise_kernel": noise_kernel, "paths": 20, "steps": 40, "learning_rate": 0.3}
     paths = [diffusion(problem, key, noise=n, **options) for n in ("diagonal", "constant")]
     np.testing.assert_allclose(paths[0].train[:, 1], paths[1].train[:, 1], atol=1e-10)
-    late = [np.std(np.diff(np.asarray(p.train[:, -20:]), axis=1)) for p in paths]
+    late = [np.std(np.diff(np.asarray(p.train[:, -10:]), axis=1)) for p in paths]
     assert late[0] < 0.5 * late[1]
 
 
 def test_diagonal_without_weights_keeps_the_variance_along_eigenvectors(problem, key):
     """Theta's eigenvectors see the variances of the full noise; between them nothing is kept."""
     j, sigma, _ = covariance(problem)
-    path = diffusion(problem, key, noise="diagonal", steps=1, paths=4000)
-    moved = np.asarray(path.train[:, 1]).reshape(4000, 21)
+    path = diffusion(problem, key, noise="diagonal", steps=1, paths=3000)
+    moved = np.asarray(path.train[:, 1]).reshape(3000, 21)
     _, vectors = np.linalg.eigh(problem.kernel.reshape(21, 21))
     along = moved @ vectors
     want = 0.1**2 / 2 * np.diag(vectors.T @ j @ sigma @ j.T @ vectors)
-    np.testing.assert_allclose(along.var(axis=0), want, rtol=0.12)  # 2.2 % each
+    np.testing.assert_allclose(along.var(axis=0), want, rtol=0.12)  # 2.6 % each
     assert np.abs(np.corrcoef(along.T) - np.eye(21)).max() < 0.08
 
 
@@ -226,21 +152,15 @@ def test_scalar_kernels_curves_and_print(problem, key):
     assert re.search(r"Diffusion\n.*  loss +float64\[3, 6\] from .*  noise +full\n", repr(a), re.S)
 
 
-@pytest.mark.slow
-def test_under_jit_with_traced_rate(problem, key):
-    run = jax.jit(lambda rate: diffusion(problem, key, learning_rate=rate).loss)
-    np.testing.assert_allclose(run(0.1), diffusion(problem, key).loss, atol=1e-12)
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"noise": "loud"}, "noise"),
+        ({"key": None}, "key"),
         ({"protocol": "none"}, "protocol"),
         ({"batch_size": 8}, "batch_size"),
         ({"steps": 0}, "steps"),
         ({"momentum": 1.0}, "momentum"),
-        ({"solver": "shark"}, "euler"),
         ({"noise": "diagonal", "noise_kernel": np.eye(7)}, "noise_kernel"),
         ({"paths": 0}, "paths"),
         ({"save": "all"}, "save"),
@@ -248,21 +168,18 @@ def test_under_jit_with_traced_rate(problem, key):
 )
 def test_bad_input_names_the_argument(problem, key, change, words):
     with pytest.raises(ValueError, match=words):
-        diffusion(problem, key, **change)
+        diffusion(problem, **{"key": key} | change)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("noise", "loss"),
-    [
-        ("full", "cross_entropy"), ("full", "squared_error"), ("constant", "squared_error"),
-        ("none", "cross_entropy"),
-    ],
-)  # fmt: skip
+    [("full", "cross_entropy"), ("full", "squared_error"), ("constant", "squared_error")],
+)
 def test_divergence_is_held_never_nan(problem, key, noise, loss):
     y = problem.targets if loss == "squared_error" else problem.labels
     path = dynamics.diffusion(
-        problem.kernel, problem.f0, y, loss=loss, learning_rate=1e12, batch_size=2, steps=40,
+        problem.kernel, problem.f0, y, loss=loss, learning_rate=1e12, batch_size=2, steps=20,
         key=key, noise=noise, paths=2,
     )  # fmt: skip
     assert bool(jnp.all(jnp.isfinite(path.train)))
@@ -271,20 +188,11 @@ def test_divergence_is_held_never_nan(problem, key, noise, loss):
         assert bool(jnp.all(path.diverged_at > 0))
 
 
-def test_a_key_is_needed(problem):
-    with pytest.raises(ValueError, match="key"):
-        diffusion(problem, None)
-
-
-def test_scales_and_shares_are_those_of_all_batches():
-    """The variance of a mean of B of N numbers, over every subset; the share by its equation."""
+def test_scales_are_those_of_all_batches():
+    """The variance of a mean of B of N numbers, over every subset."""
     values, b = np.array([1.0, 2.0, 4.0, 8.0, 16.0]), 2
     means = [np.mean(each) for each in itertools.combinations(values, b)]
     wanted = np.var(means) / (np.var(values) / b)
     assert protocol_scale("independent", len(values), b) ** 2 == pytest.approx(wanted, rel=1e-12)
     assert protocol_scale("replacement", len(values), b) == 1.0
     assert protocol_scale("epochs", 5, b) ** 2 == pytest.approx(5 / 4)
-    for n, size in ((10, 3), (10, 5), (7, 7)):
-        epoch, kappa = epoch_share(n, size)
-        assert epoch == n // size
-        assert 2 * kappa - kappa**2 == pytest.approx(epoch * size / n)

@@ -10,7 +10,7 @@ from jaxttp import dynamics, predict_training_time
 from jaxttp.dynamics.diffusion import diffusion
 from tests.draws import normal, split
 
-N, B, STEPS = 24, 4, 40
+N, B, STEPS = 24, 4, 24
 KEYS = split(3, 3)
 X, Y = np.asarray(normal(KEYS[0], (N, 5))), np.asarray(normal(KEYS[1], (N, 2)))
 KERNEL = np.einsum("nm,cd->ncmd", X @ X.T, np.eye(2))
@@ -43,27 +43,11 @@ def trained(rates, momentum, nesterov, protocol, runs):
     return None
 
 
-@pytest.mark.parametrize("solver", ["euler", "shark", "sea"])
-def test_every_solver_takes_a_step_at_its_own_rate(solver):
-    """ShARK has a stage at 5/6 of a step, which is not the next one. All of a batch: no noise."""
-    rates = optax.piecewise_constant_schedule(1e-9, {4: 5e8})
-    found = diffusion(
-        np.eye(4)[:, None, :, None], np.zeros((4, 1)), np.ones((4, 1)), loss="squared_error",
-        optimizer=optax.sgd(rates), batch_size=4, steps=6, key=jax.random.key(0),
-        noise="constant", protocol="independent", solver=solver,
-    )  # fmt: skip
-    outputs = np.asarray(found.train)[:, 0, 0]
-    assert np.all(np.abs(outputs[:5]) < 1e-8)
-    assert outputs[5] > 0.1
-
-
 @pytest.mark.parametrize(
     ("protocol", "momentum", "nesterov"),
     [
         pytest.param("epochs", 0.9, False, marks=pytest.mark.slow),
-        pytest.param("replacement", 0.9, False, marks=pytest.mark.slow),
         pytest.param("independent", 0.9, True, marks=pytest.mark.slow),
-        pytest.param("epochs", 0.0, False, marks=pytest.mark.slow),
     ],
 )
 def test_warmup_and_cosine_scatter_as_real_trainings_do(protocol, momentum, nesterov):
@@ -71,14 +55,14 @@ def test_warmup_and_cosine_scatter_as_real_trainings_do(protocol, momentum, nest
     peak = 0.2 * LIMIT * (1 - momentum)
     optimizer = optax.sgd(schedule(peak), momentum or None, nesterov)
     rates = np.array([float(schedule(peak)(t)) for t in range(STEPS)])
-    real = trained(rates, momentum, nesterov, protocol, runs=1500)
+    real = trained(rates, momentum, nesterov, protocol, runs=1000)
     found = diffusion(
-        KERNEL, np.zeros((N, 2)), Y, optimizer=optimizer, protocol=protocol, paths=700,
+        KERNEL, np.zeros((N, 2)), Y, optimizer=optimizer, protocol=protocol, paths=500,
         key=jax.random.key(0), save="curves", **PROBLEM,
     )  # fmt: skip
     draws = np.asarray(found.loss)
     late = slice(3, None)  # the rate of step 0 is 0, and next to nothing has happened before
-    # Standard errors: of a mean 1 % of it; of a spread 3 %, and more where tails are long.
+    # Standard errors: of a mean 1 % of it; of a spread 4 %, and more where tails are long.
     np.testing.assert_allclose(draws.mean(axis=0), real.mean(axis=0), rtol=0.06)
     ratio = draws.std(axis=0)[late] / real.std(axis=0)[late]
     assert np.all((ratio > 0.75) & (ratio < 1.4)), ratio
@@ -89,17 +73,18 @@ def test_warmup_and_cosine_scatter_as_real_trainings_do(protocol, momentum, nest
 
 
 def test_without_noise_it_is_the_recursion():
-    """For whatever is linear the map of every step is the optimiser's own, read in float64.
-
-    The recursion runs optax's schedules and averages as they are, partly in float32: 1e-7 of 0.05.
+    """A batch of all samples has no noise.
+    For whatever is linear the map of every step is the optimiser's own, read in float64. The
+    recursion runs optax's schedules and averages as they are, partly in float32: 1e-7 of 0.05.
     """
     for optimizer in (
         optax.sgd(schedule(0.1 * LIMIT), 0.8, nesterov=True),
         optax.MultiSteps(optax.sgd(0.1 * LIMIT, 0.5), 3).gradient_transformation(),
     ):
         found = diffusion(
-            KERNEL, np.zeros((N, 2)), Y, optimizer=optimizer, noise="none", key=jax.random.key(0),
-            kernel_test=KERNEL[:3], f0_test=np.ones((3, 2)), **PROBLEM,
+            KERNEL, np.zeros((N, 2)), Y, optimizer=optimizer, key=jax.random.key(0),
+            kernel_test=KERNEL[:3], f0_test=np.ones((3, 2)), protocol="independent",
+            **PROBLEM | {"batch_size": N},
         )  # fmt: skip
         want = dynamics.recursion(
             KERNEL, np.zeros((N, 2)), Y, loss="squared_error", optimizer=optimizer, steps=STEPS,
@@ -141,12 +126,8 @@ def bands(**options):
 
 @pytest.mark.slow
 def test_a_forecast_has_bands_with_a_schedule():
-    """A constant schedule is the rate itself; a rate beyond the limit at its peak is said."""
+    """A rate beyond the limit at its peak is said."""
     rate = 0.02 * LIMIT
-    plain = bands(learning_rate=rate, momentum=0.9)
-    same = bands(optimizer=optax.sgd(lambda _: rate, 0.9))
-    np.testing.assert_allclose(same.loss_band, plain.loss_band, rtol=1e-9)
-    assert same.steps_band == plain.steps_band
     found = bands(optimizer=optax.sgd(schedule(rate), 0.9))
     assert found.stable
     for threshold, (low, high) in found.steps_band.items():
@@ -154,20 +135,3 @@ def test_a_forecast_has_bands_with_a_schedule():
     beyond = bands(optimizer=optax.sgd(schedule(60 * rate)))
     assert not beyond.stable
     assert "is 1.9 times the limit 0.772 with batches of 4" in beyond.message
-
-
-@pytest.mark.slow
-def test_momentum_is_stable_up_to_its_own_limit():
-    """Heavy-ball descent is stable up to 2 (1 + m)/lambda; its effective rate is far beyond."""
-    quick = bands(learning_rate=0.12 * LIMIT, momentum=0.9, batch_size=12)
-    assert 0.12 / (1 - 0.9) > 1
-    assert quick.stable
-    assert quick.steps_band is not None
-
-
-def test_a_forecast_refuses_decay_and_full_batches():
-    decayed = optax.chain(optax.add_decayed_weights(0.1), optax.sgd(0.1))
-    with pytest.raises(ValueError, match="dynamics='sde' is for optimizers without weight decay"):
-        bands(optimizer=decayed)
-    with pytest.raises(ValueError, match="optimizer is not one linear scalar filter"):
-        bands(optimizer=optax.adam(0.1))

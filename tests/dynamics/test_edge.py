@@ -14,7 +14,6 @@ import pytest
 import jaxttp
 from jaxttp.dynamics import recursion, relinearized_recursion
 from jaxttp.dynamics.relinearize.edge import damping
-from jaxttp.forecast import Hyperparameters, Online
 from jaxttp.losses import cross_entropy
 from jaxttp.ntk import empirical_ntk
 from tests import oracles
@@ -118,19 +117,6 @@ def test_a_forecast_says_that_it_holds_a_kernel():
     assert found.stable
     assert found.trust is not None
     assert "at the edge of stability by step" in found.trust
-
-
-@pytest.mark.slow
-def test_a_training_at_the_edge_is_forecast_from_its_weights():
-    setting = Hyperparameters(RATE, loss="squared_error", steps=STEPS)
-    watch = Online(product, PARAMS, X, Y, setting)
-    jaxttp.train(
-        product, PARAMS, X, Y, loss="squared_error", optimizer=setting.optimizer(), steps=60,
-        callback=watch,
-    )  # fmt: skip
-    found = watch.forecast()
-    assert found.stable
-    assert found.loss[-1] < 0.05 * found.loss[0]
 
 
 @pytest.mark.parametrize(("rate", "share"), [(1.0, 0.05), (3.0, 0.3)])

@@ -11,7 +11,7 @@ from jaxttp.ntk import sketch_jacobian
 from jaxttp.ntk.kernels import Factored
 
 KEY = jax.random.key(3)
-N, C, WIDTH, STEPS = 14, 3, 12, 40
+N, C, WIDTH, STEPS = 10, 3, 8, 24
 
 
 def network(w, x):
@@ -35,9 +35,7 @@ def kernel_at(w, x=X):
 
 
 OPTIMIZERS = {
-    "sgd": optax.sgd(0.5),
     "momentum": optax.sgd(0.1, momentum=0.8, nesterov=True),
-    "schedule": optax.sgd(optax.cosine_decay_schedule(0.5, STEPS)),
     "decay": optax.chain(optax.add_decayed_weights(0.01), optax.sgd(0.2, momentum=0.5)),
     "beyond the edge": optax.sgd(6.0),
 }
@@ -45,9 +43,8 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize(
     ("name", "rebuilds"),
-    [pytest.param("sgd", 3, marks=pytest.mark.slow), ("beyond the edge", 3), ("momentum", "auto"),
-     ("schedule", "auto"), ("decay", "auto")],
-)  # fmt: skip
+    [("beyond the edge", 3), ("momentum", "auto"), ("decay", "auto")],
+)
 def test_factors_are_the_kernel_itself(name, rebuilds):
     """With damping, carried velocities, defects, test samples and everything."""
 

@@ -19,8 +19,6 @@ LINEAR = {
 }
 NOT_LINEAR = {
     "adam": optax.adam(1e-3),
-    "adamw": optax.adamw(1e-3),
-    "rmsprop": optax.rmsprop(1e-3),
     "lion": optax.lion(1e-3),
     "sign": optax.sign_sgd(0.1),
     "clip": optax.chain(optax.clip(1.0), optax.sgd(0.1)),
@@ -35,10 +33,6 @@ NOT_LINEAR = {
     "masked by name": optax.masked(optax.sgd(0.1), {"kernel": True, "bias": False}),
     "two rates": optax.multi_transform(
         {"a": optax.sgd(0.1), "b": optax.sgd(0.2)}, {"kernel": "a", "bias": "b"}
-    ),
-    "two rates by rank": optax.multi_transform(
-        {"a": optax.sgd(0.1), "b": optax.sgd(0.2)},
-        lambda p: jax.tree.map(lambda leaf: "a" if leaf.ndim > 1 else "b", p),
     ),
 }
 
@@ -55,9 +49,6 @@ BY_NAME = {
     "decay of matrices": optax.chain(
         optax.add_decayed_weights(0.1, mask=by_name(lambda name: name.endswith("w"))),
         optax.sgd(0.3),
-    ),
-    "decay of one leaf": optax.chain(
-        optax.add_decayed_weights(0.1, mask=by_name(lambda name: name == "head/b")), optax.sgd(0.3)
     ),
     "adam for the head": optax.multi_transform(
         {"head": optax.adam(0.1), "body": optax.sgd(0.1)},
@@ -78,10 +69,6 @@ LATE = {
 BEYOND = {  # what the first 64 steps do not show
     "clipped from 70 on": optax.chain(
         optax.conditionally_transform(optax.clip(0.01), lambda t: t >= 70), optax.sgd(0.1)
-    ),
-    "clipped when the rate is tiny": optax.chain(
-        optax.conditionally_transform(optax.clip(0.01), lambda t: t >= 70),
-        optax.sgd(optax.exponential_decay(0.1, 70, 1e-6)),
     ),
     "clipped by norm from 70 on": optax.chain(
         optax.conditionally_transform(optax.clip_by_global_norm(1.0), lambda t: t >= 70),
@@ -113,16 +100,7 @@ def test_a_long_horizon_is_probed_to_its_end():
     with pytest.raises(ValueError, match=r"optimizer is not one linear"):
         linear_filter(optax.chain(clipped, optax.sgd(0.1)), steps=10_000)
     found = linear_filter(optax.sgd(0.1, 0.9), steps=10_000)
-    assert found.impulse.shape == (64, 64)
     assert found.decay.shape == (10_000,)
-
-
-def test_names_slow_down_late():
-    late = optax.sgd(optax.piecewise_constant_schedule(0.1, {70: 0.1}))
-    labels = by_name(lambda name: "b" if name == "head/b" else "a")
-    optimizer = optax.multi_transform({"a": optax.sgd(0.1), "b": late}, labels)
-    with pytest.raises(ValueError, match=r"optimizer is not one linear"):
-        linear_filter(optimizer, NETWORK, steps=75)
 
 
 def test_decay_that_begins_after_64_steps_is_followed():
@@ -171,13 +149,6 @@ def test_what_begins_late_is_waited_for(name):
         linear_filter(LATE[name])
 
 
-def test_late_decay_is_seen():
-    late = optax.join_schedules([lambda _: 0.0, lambda _: 0.5], [10])
-    response = linear_filter(optax.chain(optax.add_decayed_weights(0.1), optax.sgd(late)))
-    assert response.weight_decay is True
-    np.testing.assert_array_equal(response.decay[:10], 0)
-
-
 @pytest.mark.parametrize("tangent", [None, jax.numpy.ones((2, 1))])
 def test_a_recursion_under_jit_refuses_at_run_time(tangent):
     def path(rate, make):
@@ -198,13 +169,6 @@ def test_linear_filters_are_recognised(name):
     assert response.weight_decay is (name == "decay")
 
 
-def test_momentum_has_its_impulse_response():
-    impulse = linear_filter(optax.sgd(0.5, 0.9)).impulse
-    lag = np.subtract.outer(np.arange(64), np.arange(64))
-    want = np.where(lag >= 0, -0.5 * 0.9 ** np.maximum(lag, 0), 0.0)
-    np.testing.assert_allclose(impulse, want, rtol=1e-5)  # the probe runs in float32
-
-
 def test_decay_has_its_response():
     response = linear_filter(LINEAR["decay"])
     np.testing.assert_allclose(response.decay, -0.001 * 0.999 ** np.arange(64), rtol=1e-4)
@@ -218,12 +182,12 @@ def test_others_are_refused_with_a_pointer(name):
 
 def test_traced_hyper_parameters_are_checked_at_run_time():
     def response(rate):
-        return linear_filter(optax.sgd(rate)).impulse[0, 0]
+        return linear_filter(optax.chain(optax.add_decayed_weights(0.1), optax.sgd(rate))).decay[0]
 
-    assert float(jax.jit(response)(0.25)) == pytest.approx(-0.25)
+    assert float(jax.jit(response)(0.25)) == pytest.approx(-0.025)
 
     def refused(rate):
-        return linear_filter(optax.adam(rate)).impulse[0, 0]
+        return linear_filter(optax.adam(rate)).decay[0]
 
     with pytest.raises(Exception, match="linear scalar filter"):
         jax.block_until_ready(jax.jit(refused)(0.25))

@@ -6,12 +6,14 @@ import optax
 import pytest
 
 from jaxttp.dynamics.optimizers import HeavyBall
-from jaxttp.dynamics.rates import map_of, step_maps, step_rates
 from jaxttp.dynamics.stability import (
     batch_modes,
     batch_variance,
     curvature_limits,
+    map_of,
     mean_square_factor,
+    step_maps,
+    step_rates,
     step_shares,
 )
 from jaxttp.losses import squared_error

@@ -4,7 +4,8 @@ import numpy as np
 import optax
 import pytest
 
-from jaxttp.dynamics import HeavyBall, recursion, same_program, weight_space
+from jaxttp.dynamics import HeavyBall, recursion, weight_space
+from jaxttp.dynamics.optimizers import same_program
 
 INJECTED = optax.inject_hyperparams(optax.sgd)
 RATE = 0.1
@@ -127,16 +128,6 @@ def test_heavy_ball_is_sgd(problem, ball, optimizer):
         for each in (ball, optimizer)
     ]  # fmt: skip
     np.testing.assert_allclose(*paths, rtol=1e-13)
-
-
-def test_heavy_ball_keeps_single_precision(problem):
-    single = jnp.asarray(problem.kernel, jnp.float32), jnp.asarray(problem.f0, jnp.float32)
-    paths = [
-        recursion(*single, problem.labels, loss="cross_entropy", optimizer=each, steps=6).train
-        for each in (HeavyBall(0.1, 0.9), optax.sgd(0.1, 0.9))
-    ]
-    assert paths[0].dtype == jnp.float32
-    np.testing.assert_allclose(*paths, rtol=1e-6)  # rounding
 
 
 def test_many_rates_by_vmap(problem):

@@ -12,10 +12,7 @@ CHAINS = {
     "sgd": optax.sgd(0.3),
     "momentum": optax.sgd(0.1, momentum=0.9),
     "nesterov": optax.sgd(0.1, momentum=0.9, nesterov=True),
-    "warm-up and cosine": optax.sgd(COSINE),
     "warm-up, cosine, momentum": optax.sgd(COSINE, momentum=0.8),
-    "trace": optax.chain(optax.trace(0.7), optax.scale(-0.1)),
-    "schedule": optax.chain(optax.scale_by_schedule(lambda t: -0.3 / (1 + t))),
     "ema": optax.chain(optax.ema(0.9), optax.scale(-0.3)),
     "injected": optax.inject_hyperparams(optax.sgd)(learning_rate=0.2, momentum=0.5),
     "accumulated": optax.MultiSteps(optax.sgd(0.3), 3).gradient_transformation(),
@@ -43,7 +40,7 @@ def tangents(problem):
     ("name", "loss"),
     [
         *((name, "cross_entropy") for name in (*CHAINS, *DECAYS)),
-        *((name, "squared_error") for name in ("sgd", "injected", "accumulated", "decoupled")),
+        *((name, "squared_error") for name in ("sgd", "decoupled")),
     ],
 )
 def test_equals_weight_space_training_of_the_linearised_network(problem, name, loss):
@@ -64,8 +61,13 @@ def test_equals_weight_space_training_of_the_linearised_network(problem, name, l
     assert int(path.diverged_at) == -1
 
 
-@pytest.mark.parametrize("protocol", ["epochs", "independent", "replacement"])
-@pytest.mark.parametrize("name", ["momentum", "decay, momentum"])
+@pytest.mark.parametrize(
+    ("protocol", "name"),
+    [
+        ("epochs", "momentum"), ("independent", "decay, momentum"),
+        ("replacement", "decay, momentum"),
+    ],
+)  # fmt: skip
 def test_mini_batches_with_the_same_indices(problem, protocol, name, key):
     optimizer = (CHAINS | DECAYS)[name]
     path = recursion(
@@ -77,13 +79,6 @@ def test_mini_batches_with_the_same_indices(problem, protocol, name, key):
         25, batches=batch_indices(key, 7, 3, 25, protocol=protocol),
     )  # fmt: skip
     np.testing.assert_allclose(path.train, want, atol=1e-9)
-
-
-def test_full_batch_equals_a_batch_of_everything(problem, key):
-    common = {"loss": "cross_entropy", "optimizer": optax.sgd(0.1, 0.9), "steps": 10}
-    whole = recursion(problem.kernel, problem.f0, problem.labels, **common)
-    batch = recursion(problem.kernel, problem.f0, problem.labels, batch_size=7, key=key, **common)
-    np.testing.assert_allclose(whole.train, batch.train, atol=1e-12)
 
 
 def test_scalar_kernel_is_the_kronecker_product(problem):

@@ -48,19 +48,10 @@ def imbalance(f, w):
 
 @pytest.mark.slow
 def test_flow_equals_runge_kutta():
-    path = two_factor_flow(F, W, LABELS, learning_rate=0.1, ts=np.array([5.0, 20.0]))
-    for i, t in enumerate((5.0, 20.0)):
-        f, w = runge_kutta(F, W, 0.1, t, 4000)  # RK4 at h = 0.005: error about 1e-12
-        np.testing.assert_allclose(path.f[i], f, atol=1e-8)
-        np.testing.assert_allclose(path.w[i], w, atol=1e-8)
-
-
-@pytest.mark.slow
-def test_mean_loss_is_the_sum_with_a_smaller_rate():
-    ts = np.array([10.0])
-    mean = two_factor_flow(F, W, LABELS, learning_rate=1.2, ts=ts, reduction="mean")
-    summed = two_factor_flow(F, W, LABELS, learning_rate=0.1, ts=ts)
-    np.testing.assert_allclose(mean.f, summed.f, atol=1e-10)
+    path = two_factor_flow(F, W, LABELS, learning_rate=0.1, ts=np.array([5.0]))
+    f, w = runge_kutta(F, W, 0.1, 5.0, 1000)  # RK4 at h = 0.005: error about 1e-12
+    np.testing.assert_allclose(path.f[0], f, atol=1e-8)
+    np.testing.assert_allclose(path.w[0], w, atol=1e-8)
 
 
 @pytest.mark.slow
@@ -74,18 +65,10 @@ def test_flow_conserves_the_imbalance():
 def test_descent_drifts_from_it_by_first_order_in_the_rate():
     """Over a fixed time eta * steps the drift is O(eta): halving eta halves it."""
     drifts = []
-    for rate in (0.02, 0.01, 0.005):
+    for rate in (0.02, 0.01):
         path = two_factor_descent(F, W, LABELS, learning_rate=rate, steps=round(2 / rate))
         drifts.append(np.abs(imbalance(path.f[-1], path.w[-1]) - imbalance(F, W)).max())
-    slopes = np.log2(np.divide(drifts[:-1], drifts[1:]))
-    np.testing.assert_allclose(slopes, 1.0, atol=0.1)  # measured: 1.01 and 1.00
-
-
-@pytest.mark.slow
-def test_descent_approaches_the_flow():
-    path = two_factor_descent(F, W, LABELS, learning_rate=1e-3, steps=2000)
-    flow = two_factor_flow(F, W, LABELS, learning_rate=1e-3, ts=np.array([2000.0]))
-    np.testing.assert_allclose(path.f[-1], flow.f[0], atol=2e-3)  # Euler: O(eta)
+    assert np.log2(drifts[0] / drifts[1]) == pytest.approx(1.0, abs=0.1)  # measured: 1.01
 
 
 def moments(f, w, rate=0.1):
@@ -151,28 +134,6 @@ def test_at_uniform_prediction_the_largest_class_bounds_it(exponent):
     assert float(seen.residual_norm) >= 0.8 * np.sqrt(largest)  # and it is nearly reached
 
 
-@pytest.mark.slow
-def test_loss_is_cross_entropy_and_falls():
-    path = two_factor_flow(F, W, LABELS, learning_rate=0.1, ts=np.linspace(0, 20, 5))
-    seen = moments(path.f, path.w)
-    p = oracles.softmax(F @ W)[np.arange(B), LABELS]
-    np.testing.assert_allclose(seen.loss[0], -np.log(p).sum(), rtol=1e-12)
-    assert np.all(np.diff(np.asarray(seen.loss)) < 0)
-
-
-@pytest.mark.slow
-def test_several_label_distributions_by_vmap():
-    labels = jnp.stack([power_law_labels(B, V, exponent=e) for e in (0.0, 1.0, 2.0)])
-
-    def last(labels):
-        path = two_factor_flow(F, W, labels, learning_rate=0.1, ts=jnp.array([5.0]))
-        return path.w[-1]
-
-    together = jax.jit(jax.vmap(last))(labels)
-    for got, one in zip(together, labels, strict=True):
-        np.testing.assert_allclose(got, last(one), atol=1e-8)  # steps are shared under vmap
-
-
 @given(  # few shapes: each is compiled
     samples=st.sampled_from([1, 7, 80]), classes=st.sampled_from([1, 5, 12]),
     exponent=st.floats(0.0, 3.0),
@@ -198,7 +159,6 @@ def test_power_law_labels(samples, classes, exponent):
         ({"labels": np.full(12, 6)}, "labels"),
         ({"learning_rate": 0.0}, "learning_rate"),
         ({"ts": np.array([1.0, 0.0])}, "ts"),
-        ({"reduction": "max"}, "reduction"),
     ],
 )
 def test_bad_input_names_the_argument(change, words):
@@ -229,6 +189,8 @@ def test_one_step_is_one_of_gradient_descent_and_observables_are_of_both_factors
     np.testing.assert_allclose(path.f[1], f - 0.1 * residual @ w.T, atol=1e-14)
     np.testing.assert_allclose(path.w[1], w - 0.1 * f.T @ residual, atol=1e-14)
     seen = two_factor_observables(f, w, labels, learning_rate=0.1)
+    picked = (p / p.sum(1, keepdims=True))[np.arange(5), labels]
+    np.testing.assert_allclose(seen.loss, -np.log(picked).sum(), rtol=1e-12)
     np.testing.assert_allclose(seen.imbalance, f.T @ f - w @ w.T, atol=1e-13)
     s1, s2 = (np.linalg.svd(one, compute_uv=False)[:3] for one in (f, w))
     np.testing.assert_allclose(seen.theorem_f, -0.1 * np.asarray(seen.g) * s2, atol=1e-13)

@@ -224,7 +224,6 @@ def test_goals_in_words():
         (lambda: Noisy("pink"), "noise='pink' is not known"),
         (lambda: Noisy(paths=0), "paths must be an integer of at least 1"),
         (lambda: Noisy(centre=Noisy()), "centre must be a single path .* got Noisy"),
-        (lambda: GradientFlow("euler"), "solver='euler' is not known"),
         (lambda: Exact(batch_size=0), "kernel_batch_size must be an integer of at least 1"),
         (lambda: Exact(max_bytes=0), "max_bytes must be greater than 0"),
         (lambda: Sketched(9, None), "sketch_dim=9 needs key"),

@@ -26,12 +26,10 @@ from jaxttp._core.checks import (
 )
 from jaxttp._core.types import ApplyFn, Params
 from jaxttp.adapters.inputs import check_network, check_samples
-from jaxttp.dynamics._network import compile_network
-from jaxttp.dynamics._promoted import promote_all
+from jaxttp.dynamics._network import compile_network, promote_all
 from jaxttp.dynamics._trajectory import RelinearizedTrajectory as RelinearizedTrajectory
 from jaxttp.dynamics.batches import batch_indices
-from jaxttp.dynamics.filters import linear_filter, start_shares
-from jaxttp.dynamics.optimizers import HeavyBall, same_program
+from jaxttp.dynamics.optimizers import HeavyBall, linear_filter, same_program, start_shares
 from jaxttp.dynamics.recursion import Linearization, Motion
 from jaxttp.dynamics.relinearize.controller import Controller
 from jaxttp.dynamics.relinearize.integrate import integrate

@@ -59,7 +59,7 @@ def damping(
         The damping, None where no mode is beyond the limit; the largest curvature as a multiple of
         the limit.
     """
-    values, left, _ = curvature_modes(kernel, f, targets, loss)
+    values, left = curvature_modes(kernel, f, targets, loss)
     sharpness = float(np.asarray(values)[0]) / limit
     if not sharpness > 1.0:
         return None, sharpness

@@ -196,7 +196,7 @@ class Linearizer:
             common: dict[str, Any] = {"loss": problem.loss, "momentum": momentum}
             return max_learning_rate(first, problem.f0, problem.targets, **common)
         # The program of the edge of stability, which rebuilt kernels have compiled already.
-        values, *_ = curvature_modes(first, problem.f0, problem.targets, problem.loss)
+        values, _ = curvature_modes(first, problem.f0, problem.targets, problem.loss)
         return rate_limit(values, momentum)
 
 

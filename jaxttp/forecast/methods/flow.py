@@ -6,12 +6,11 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxttp._core.checks import check_choice
 from jaxttp._core.types import Params
 from jaxttp.dynamics._trajectory import Trajectory
 from jaxttp.dynamics.closed_form import closed_form
-from jaxttp.dynamics.flow import SOLVERS, gradient_flow
-from jaxttp.dynamics.rates import effective_learning_rate
+from jaxttp.dynamics.flow import gradient_flow
+from jaxttp.dynamics.optimizers import effective_learning_rate
 from jaxttp.forecast.methods.base import Linearizer, Path
 from jaxttp.forecast.methods.recursion import OneKernel
 from jaxttp.forecast.training_setup import Descent
@@ -56,35 +55,18 @@ class _Flow(OneKernel):
 class GradientFlow(_Flow):
     """Gradient flow by an ODE solver, momentum by the effective rate eta/(1 - m).
 
-    Attributes:
-        solver: see `gradient_flow`, as the others.
-        rtol: relative tolerance.
-        atol: absolute tolerance.
-
-    Raises:
-        ValueError: an unknown solver.
-
     Example:
-        >>> GradientFlow("tsit5").name
+        >>> GradientFlow().name
         'ode'
     """
 
-    solver: str = "auto"
-    rtol: float | None = None
-    atol: float | None = None
     name = "ode"
     by_products = True
-
-    def __post_init__(self) -> None:
-        check_choice("solver", self.solver, ("auto", *SOLVERS))
 
     def solve(self, lines: Linearizer, **common: Any) -> Trajectory:
         """See `gradient_flow`."""
         problem = lines.problem
-        return gradient_flow(
-            lines.first, problem.f0, problem.targets, loss=problem.loss, solver=self.solver,
-            rtol=self.rtol, atol=self.atol, **common,
-        )  # fmt: skip
+        return gradient_flow(lines.first, problem.f0, problem.targets, loss=problem.loss, **common)
 
 
 @dataclasses.dataclass(frozen=True)
