@@ -5,7 +5,8 @@ the recursion, with the kernel interpolated between both ends: an exponential He
 is first predicted with the kernel at the start alone; what the correction changes is the error
 estimate. Then the network is evaluated at the corrected end. What the linearizations miss of its
 outputs there, the defect, drives the segment once more as a forcing, so that the dynamics answer to
-it; added afterwards it would stay, along stiff directions, where training contracts it at once.
+it: along stiff directions training contracts it at once, and added afterwards it would stay. The
+little that is still missed then is added (`integrate`).
 """
 
 import dataclasses
@@ -116,7 +117,7 @@ class Setup:
 
 
 HORIZON = 64
-"""Steps ahead whose limits of stability count."""
+"""Steps ahead whose limits of stability count: a schedule's rate may rise soon. A rule of thumb."""
 
 
 class State(NamedTuple):
@@ -124,7 +125,8 @@ class State(NamedTuple):
 
     Attributes:
         step: the step.
-        point: weights near those of the path, where the kernel is computed.
+        point: weights near those of the path, where the kernel is computed: the predicted end of
+            the segment before. At its corrected end the kernel would have to be built again.
         here: the linearization there.
         weights: of the path.
         velocities: what the optimizer has accumulated, in weight space; None for zero.
@@ -276,6 +278,8 @@ def _run(
     steps: int,
     keep: bool,
 ) -> Followed:
+    # What the optimizer has accumulated is in weight space (`State.velocities`): its state here
+    # holds coefficients of those vectors, one for each to begin with.
     carried = iter(range(1, len(motion.ends[0].pushed)))
     state = optax.tree_utils.tree_map_params(
         optimizer, lambda leaf: motion.unit(next(carried)).astype(leaf.dtype), state
@@ -357,6 +361,7 @@ def step(setup: Setup, state: State, ahead: Prediction, end: int, limit: float) 
     error = _change(setup, ahead, found.records, state.step, end)
     if not error <= limit:
         return Step(Outcome.REJECTED, error)
+    # A path that comes back below the edge keeps its damped segments; one that never does, not.
     if sharpness > 1 and end == setup.steps:
         return Step(Outcome.FROZEN, error, sharpness=sharpness)
     arrival = _correct(setup, state, segment, motion, found)
@@ -376,6 +381,7 @@ def _correct(
     forced = motion._replace(forcing=jax.device_put(missed))
     again = run(setup, state, forced, end, keep=found.coefficients is not None)
     other = _arrive(setup, state, segment, again)
+    # The forcing can overshoot: the run is kept that agrees better with the network.
     return other if _gap(other, end) < _gap(arrival, end) else arrival
 
 
