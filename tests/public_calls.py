@@ -147,7 +147,6 @@ def _conditioning(rng: np.random.Generator) -> dict[str, dict[str, Any]]:
         "gaussian_init_bound": {"d": 3, "k": 2, "m": 900, "var_w": 0.1, "var_v": 0.1, "t": 0.5},
         "gaussian_init_probability": {"t": 2.0},
         "leaky_relu_bound": leaky, "leaky_relu_gram": leaky,
-        "leaky_relu_rank": {"d": 3, "k": 2, "m": 4, "n": 5},
         "batch_norm_scales": linear | {"epsilon": 1e-5},
         "gauss_newton_linear": linear | {"skip": 0.5, "scales": [jnp.ones(4)]},
         "gauss_newton_linear_operator": linear | {"skip": 0.5},
