@@ -57,16 +57,6 @@ def test_plateau_windows_by_hand(curve, window):
     assert got == by_hand(curve, 0.25, "plateau", window)
 
 
-@pytest.mark.parametrize(
-    "curve", [[10, 5, 2, 1, 0], np.array([10, 5, 2, 1, 0], np.int32), jnp.arange(10, -1, -1)]
-)
-@pytest.mark.parametrize("rule", RULES)
-def test_whole_numbers_are_a_curve_too(rule, curve):
-    """Counts of errors: a threshold of 0.25 must not be truncated to 0."""
-    exact = [float(value) for value in curve]
-    assert training_time(curve, 0.25, rule=rule) == by_hand(exact, 0.25, rule)
-
-
 @pytest.mark.parametrize("rule", RULES)
 def test_under_jit_and_vmap(rule):
     rows = [[4.0, 2.0, 1.0, 0.5, 0.25], [1.0, 1.0, 1.0, 1.0, 1.0], [0.1, 3.0, 0.2, 0.1, 0.0]]

@@ -2,12 +2,10 @@
 
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from jaxttp import (
     predict_training_time,
-    train,
     weighted,
 )
 from jaxttp.losses import encode_targets
@@ -39,9 +37,9 @@ def test_the_mean_is_over_the_others(loss, kind):
     np.testing.assert_allclose(gradient[COUNTS], scale * plain.gradient(f[COUNTS], alone))
 
 
-def test_a_forecast_and_a_training_are_those_of_the_others():
+def test_a_forecast_is_that_of_the_others():
     """Full batches: the same as without these samples. The curves agree to rounding."""
-    given = {"learning_rate": 0.5, "steps": 8, "relinearize": 0}
+    given = {"learning_rate": 0.5, "steps": 4, "relinearize": 0}
     found = predict_training_time(network, W, X, Y, **given, x_test=X, y_test=Y)
     alone = predict_training_time(network, W, X[COUNTS], Y[COUNTS], **given)
     np.testing.assert_allclose(found.loss, alone.loss, rtol=1e-10)
@@ -49,10 +47,6 @@ def test_a_forecast_and_a_training_are_those_of_the_others():
     np.testing.assert_allclose(found.test_loss, alone.loss, rtol=1e-10)
     assert found.steps == alone.steps
     np.testing.assert_allclose(found.max_learning_rate, alone.max_learning_rate, rtol=1e-8)
-    real = {"loss": "cross_entropy", "optimizer": optax.sgd(0.5), "steps": 3}
-    run, others = train(network, W, X, Y, **real), train(network, W, X[COUNTS], Y[COUNTS], **real)
-    np.testing.assert_allclose(run.loss, others.loss, rtol=1e-10)
-    np.testing.assert_allclose(run.params, others.params, rtol=1e-10)
 
 
 def test_what_is_refused():

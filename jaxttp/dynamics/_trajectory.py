@@ -55,13 +55,12 @@ class RelinearizedTrajectory(eqx.Module):
     Attributes:
         ts: 0, 1, ..., steps.
         train: outputs (steps + 1, N, C).
-        provisional: outputs before the second-order correction, (steps + 1, N, C).
         loss: the loss curve (steps + 1,).
         loss_uncertainty: estimated error of `loss`, (steps + 1,): what the correction changed in
             the present segment, and at the ends of those before, each as a share of the loss there.
         ends: the steps at which segments end and kernels were built.
         local_errors: for every segment the largest change of the loss curve by the correction, as
-            a share of the curve's drop; what "auto" holds below its tolerance.
+            a share of the curve's drop. "auto" aims at its tolerance and accepts twice as much.
         rejected: segments done again because their local error was too large; each cost a kernel.
         diverged_at: first step whose outputs could not be represented, -1 for never.
         edge_at: end of the first segment that crosses the edge of stability, -1 for never. From
@@ -73,13 +72,10 @@ class RelinearizedTrajectory(eqx.Module):
             apart.
         test: outputs on the test samples (steps + 1, M, C), or None.
         steps_run: steps of the recursion that were run: ahead, again, and those of batches beside.
-        sharpest: the largest curvature at a kernel, as a multiple of the edge of stability; only at
-            the start where that is beyond it, 0 where it is not looked at (damp=False).
     """
 
     ts: Float[Array, " t"]
     train: Float[Array, "t n c"]
-    provisional: Float[Array, "t n c"]
     loss: Float[Array, " t"]
     loss_uncertainty: Float[Array, " t"]
     ends: tuple[int, ...] = eqx.field(static=True)
@@ -92,6 +88,5 @@ class RelinearizedTrajectory(eqx.Module):
     gradient_evaluations: int = eqx.field(static=True)
     test: Float[Array, "t m c"] | None = None
     steps_run: int = eqx.field(static=True, default=0)
-    sharpest: float = eqx.field(static=True, default=0.0)
 
     plot, _repr_html_, __repr__ = RESULT

@@ -1,12 +1,11 @@
 """Schedules and velocities under mini-batch noise, against many real trainings."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
-from jaxttp import dynamics, predict_training_time
+from jaxttp import dynamics
 from jaxttp.dynamics.diffusion import diffusion
 from tests.draws import normal, split
 
@@ -110,28 +109,3 @@ def test_without_noise_it_is_the_recursion():
 def test_what_is_not_followed(options, words):
     with pytest.raises(ValueError, match=words):
         diffusion(KERNEL, np.zeros((N, 2)), Y, key=jax.random.key(0), **PROBLEM, **options)
-
-
-def linear(weights, x):
-    return x @ weights
-
-
-def bands(**options):
-    options = {"batch_size": B, "key": jax.random.key(0), "relinearize": 0} | options
-    return predict_training_time(
-        linear, jnp.zeros((5, 2)), X, Y, loss="squared_error", steps=STEPS, dynamics="sde",
-        paths=16, **options,
-    )  # fmt: skip
-
-
-@pytest.mark.slow
-def test_a_forecast_has_bands_with_a_schedule():
-    """A rate beyond the limit at its peak is said."""
-    rate = 0.02 * LIMIT
-    found = bands(optimizer=optax.sgd(schedule(rate), 0.9))
-    assert found.stable
-    for threshold, (low, high) in found.steps_band.items():
-        assert low <= found.steps[threshold] <= high
-    beyond = bands(optimizer=optax.sgd(schedule(60 * rate)))
-    assert not beyond.stable
-    assert "is 1.9 times the limit 0.772 with batches of 4" in beyond.message

@@ -60,7 +60,7 @@ def test_factors_are_the_kernel_itself(name, rebuilds):
     # Both add the same products in another order; beyond the edge outputs are driven apart in every
     # step, which makes 1e-5 of roundings of 1e-16 within 40 of them.
     close = 1e-4 if name == "beyond the edge" else 1e-9
-    for name_ in ("train", "test", "provisional", "loss", "loss_uncertainty"):
+    for name_ in ("train", "test", "loss", "loss_uncertainty"):
         one, two = (np.asarray(getattr(each, name_)) for each in (found, expected))
         np.testing.assert_allclose(one, two, rtol=close, atol=close, err_msg=name_)
     assert found.ends == expected.ends

@@ -72,11 +72,6 @@ def test_a_kernel_at_every_step_is_training_itself(problem, name):
     np.testing.assert_allclose(path.test, want, atol=1e-10)  # float64 rounding
 
 
-def test_half_of_what_test_samples_need_is_refused(problem):
-    with pytest.raises(ValueError, match="x_test and kernel_test_fn belong together"):
-        forecast(problem, OPTIMIZERS["sgd"], 4, rebuilds=2, x_test=problem.x_test)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["momentum", "decay, nesterov, schedule"])
 @pytest.mark.parametrize("where", ["train", "test"])
@@ -143,6 +138,7 @@ def test_divergence_is_held_never_nan(problem):
         ({"rebuilds": "auto", "max_rebuilds": 0}, "max_rebuilds"),
         ({"optimizer": optax.adam(0.1)}, "optimizer"),
         ({"batch_size": 3}, "key"),
+        ({"x_test": np.ones((2, 4))}, "x_test and kernel_test_fn belong together"),
     ],
 )
 def test_bad_input_names_the_argument(problem, change, words):

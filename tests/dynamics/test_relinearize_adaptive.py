@@ -8,7 +8,6 @@ import pytest
 
 from jaxttp.dynamics.relinearize import relinearized_recursion
 from jaxttp.dynamics.relinearize.controller import CONTROLS, Controller
-from tests import oracles
 from tests.dynamics.test_relinearize import truth
 
 OPTIMIZERS = {"sgd": optax.sgd(0.1), "momentum": optax.sgd(0.01, 0.9)}
@@ -75,17 +74,6 @@ def test_a_rejected_segment_comes_back_shorter(problem):
     path = forecast(problem, optax.sgd(2.0), 60, rebuilds="auto", tolerance=1e-3, max_rebuilds=12)
     assert path.ends[0] <= 2
     assert path.rejected < 9
-
-
-@pytest.mark.slow
-def test_a_linear_network_takes_few_long_segments(problem):
-    """Its kernel does not move: the estimate is zero, and segments grow as fast as they may."""
-    linear = problem._replace(apply_fn=lambda w, x: x @ w, params=jnp.zeros((4, 3)))
-    kernel = jnp.asarray(oracles.kernel(linear.apply_fn, linear.params, linear.x))
-    path = forecast(linear, OPTIMIZERS["sgd"], 100, lambda _: kernel, rebuilds="auto")
-    assert len(path.ends) <= 4
-    assert float(path.loss_uncertainty.max()) < 1e-10
-    np.testing.assert_allclose(path.train, truth(linear, OPTIMIZERS["sgd"], 100), atol=1e-9)
 
 
 def test_fixed_rebuilds_divide_the_path_and_leave_no_jump(problem):

@@ -144,7 +144,6 @@ def integrate(
     setup: Setup,
     state: State,
     controller: Controller,
-    sharpness: float,
     report: Callable[[int, int], None],
 ) -> RelinearizedTrajectory:
     """The path to the horizon.
@@ -153,7 +152,6 @@ def integrate(
         setup: what does not change.
         state: before the first step.
         controller: where segments end.
-        sharpness: the curvature at the state's kernel as a multiple of the limit of stability.
         report: told of kernels so far and at most.
     """
     path = within = Record.of(setup, state)  # within: where it first crosses the edge of stability
@@ -163,7 +161,6 @@ def integrate(
         ahead = predict(setup, path.state)
         proposal, taken, controller, again = _take(setup, path.state, ahead, controller, report)
         rejected += again
-        sharpness = max(sharpness, taken.sharpness)
         if edge_at < 0:
             within = path
         if edge_at < 0 and taken.sharpness > 1:
@@ -171,6 +168,8 @@ def integrate(
         if taken.outcome is Outcome.DIVERGED:
             path = path.stop()
         elif taken.outcome is Outcome.FROZEN:
+            # Beyond the edge until the horizon, damped segments cannot be trusted: the path goes on
+            # from before the first of them, with the kernel of that time.
             frozen_from = within.state.step
             ends = [end for end in ends if end <= frozen_from]
             path = within.freeze(predict(setup, within.state))
@@ -185,7 +184,6 @@ def integrate(
         ts=jax.device_put(np.arange(setup.steps + 1, dtype=loss.dtype)),
         train=path.train,
         test=None if path.test is None else path.test.path,
-        provisional=path.provisional,
         loss=loss,
         loss_uncertainty=uncertainty,
         ends=tuple(ends),
@@ -197,7 +195,6 @@ def integrate(
         kernels=setup.costs.kernels,
         gradient_evaluations=setup.costs.products,
         steps_run=setup.costs.steps,
-        sharpest=sharpness,
     )
 
 
@@ -224,8 +221,8 @@ def _take(
 def _estimate(path: Record, is_end: np.ndarray) -> tuple[Array, Array, Array]:
     """The loss, its uncertainty, and every segment's largest change as a fraction of the decrease.
 
-    What a correction changed at a segment's end displaces the path along itself for the most part:
-    later it counts as the same fraction of the loss, which falls.
+    What a correction changed at a segment's end acts on later steps like a shift in time: it counts
+    there as the same fraction of the loss, which falls.
     """
     targets, loss_of = path.setup.targets, path.setup.loss
     loss, before = (curves(f, targets, loss_of)[0] for f in (path.train, path.provisional))
@@ -269,7 +266,8 @@ def _settle(
 ) -> tuple[Array, Array]:
     """Both paths with a segment more, whose outputs arrive at f without a jump.
 
-    A jump at the horizon alone would move every training time that is near it.
+    The difference grows with the square of the path covered. Put on the last step alone it would
+    move every training time near the segment's end.
     """
     ts = jnp.arange(len(train))
     inside = ((ts > start) & (ts <= end))[:, None, None]
@@ -306,6 +304,8 @@ def _others(
         (end_of,) = motion.ends
         moves = apply_kernel(end_of.kernel, first) + jnp.tensordot(carried, end_of.pushed, 1)
     else:
+        # J(tau) (J_near^T p + J_far^T q) with J(tau) = (1 - tau) J_near + tau J_far, where the mean
+        # of both kernels stands for the products J_near J_far^T, which nobody has computed.
         (near, far), tau, both = motion.ends, motion.tau[:-1, None, None], first + rest[0]
         moves = apply_kernel(near.kernel, ((1 - tau) * both + first) / 2)
         moves = moves + apply_kernel(far.kernel, (tau * both + rest[0]) / 2)
