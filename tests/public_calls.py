@@ -345,8 +345,6 @@ def _data_and_models() -> dict[str, dict[str, Any]]:
         "data.split": {"dataset": wine, "held_out": 0.2, "key": jax.random.key(0)},
         "data.imagenet_preprocessing": {"crop": 4}, "data.vit_preprocessing": {"crop": 4},
         "data.preprocess": {"dataset": images, "preprocessing": data.Preprocessing(2)},
-        "data.downsample": {"dataset": images, "factor": 2},
-        "data.whiten": {"dataset": wine},
         "models.calibrate_batch_norm": {"module": normed, "x": jnp.asarray(pixels[:, 0, :, 0])},
         "models.make_model": {"name": "vgg5", "num_classes": 2, "rngs": nnx.Rngs(0)},
         "models.map_outputs": {"model": model, "output_fn": lambda f: f[:, :1]},

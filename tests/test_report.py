@@ -41,7 +41,7 @@ def test_the_page_has_curves_spectrum_sweep_settings_and_versions(text):
     assert html.escape(report.forecast.task.description) in text
     assert "real steps" in text
     best = report.sweep.sweep.settings[report.sweep.fastest]
-    assert f"{best} needs the fewest steps" in text
+    assert f"use {best}: " in text
 
 
 @pytest.mark.slow

@@ -55,7 +55,6 @@ DOORS = {
     "empirical_ntk": lambda f, x: jaxttp.empirical_ntk(f, W, x),
     "vector products": lambda f, x: jaxttp.empirical_ntk(f, W, x, method="vector_product"),
     "sketch_jacobian": lambda f, x: jaxttp.sketch_jacobian(f, W, x, key=KEY, dim=8),
-    "dense sketch": lambda f, x: jaxttp.sketch_jacobian(f, W, x, key=KEY, dim=8, kind="gaussian"),
     "ntk_operator": lambda f, x: jaxttp.ntk_operator(f, W, x).mv(jnp.ones((6, 2))),
     "class_sketch": lambda f, x: jaxttp.ntk.class_sketch(f, W, x, key=KEY).kernel,
     "rebuilt kernels": lambda f, x: predicted(
@@ -68,7 +67,7 @@ DOORS = {
     "compare": lambda f, x: jaxttp.compare(
         {"a": jaxttp.Candidate(f, W)}, x, Y, learning_rate=0.5, steps=5, time_steps=False,
         relinearize=0,
-    ).loss,
+    ).sweep.loss,
     "held gradients": lambda f, x: forecast.held_forecast(
         f, W, x, Y, x_watched=x, y_watched=Y, loss="cross_entropy", optimizer=optax.sgd(0.5),
         steps=40, batch_size=3, key=KEY, share=0.9,

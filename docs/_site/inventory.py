@@ -17,7 +17,7 @@ from typing import Any
 from rst import escape
 
 PAGES = {
-    "forecast": ("jaxttp.forecast", "jaxttp.forecast.methods", "jaxttp.forecast.stale_gradients"),
+    "forecast": ("jaxttp.forecast", "jaxttp.forecast.methods"),
     "adapters": ("jaxttp.adapters",),
     "training": (
         "jaxttp.training",

@@ -27,7 +27,7 @@ from experiments.bench import lora_tasks
 from experiments.bench.harness import Row, go_on, head, line, load, parser, store_of
 from experiments.bench.lora_tasks import BATCH, EVERY, RANKED, REPORTED, TUNING, Task
 from jaxttp import training_time
-from jaxttp.forecast.stale_gradients.forecast import held_forecast
+from jaxttp.forecast.stale_gradients import held_forecast
 
 MODULE = "experiments.bench.lora"
 REAL = Path(__file__).with_name("lora_real.jsonl")

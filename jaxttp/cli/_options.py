@@ -186,7 +186,7 @@ FORECAST = {
     ),
     "seconds": Option("Forecast", "Time a step on this device.", True),
     "verify": Option(
-        "Forecast", "Also train for real, beside the forecast.", False, flags=("--verify",)
+        "Forecast", "Also train for real, after the forecast.", False, flags=("--verify",)
     ),
 }
 OUTPUT = {

@@ -8,9 +8,6 @@ from rich.table import Column, Table
 from jaxttp.cli._shell import Shell, figure, say
 from jaxttp.losses.rule import step_words
 
-FASTEST = 5
-"""Settings in the first table of a sweep or a race."""
-
 
 def table(first: str, *others: str) -> Table:
     """A table whose first column is words, the others numbers."""
@@ -47,15 +44,8 @@ def deliver_race(shell: Shell, task: Any, race: Any) -> None:
     """A `jaxttp.forecast.Race`: what came first, what it cost, and what to use."""
 
     def show(console: Console) -> None:
-        goal = "the lowest loss" if race.goal is None else race.goal.words()
-        rows = Table("setting", "steps", "loss", title=f"first to {goal} in the race")
-        for i in race.ranking()[:FASTEST]:
-            steps = race.times[i] if race.goal is not None else race.trained[i]
-            rows.add_row(race.named(i), str(steps), f"{race.losses[i][-1]:.4g}")
         print_task(console, task)
-        console.print(rows)
-        starts = f"starting points, first to last: {', '.join(race.order)}" if race.starts else None
-        say(console, starts, f"race, trained for real: {race.price}", race.advice)
+        say(console, str(race))
 
     shell.deliver(
         "race",

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from jaxttp.cli._options import SEVERAL, TASK, Given, Option, names, takes
 from jaxttp.cli._shell import figure, say
-from jaxttp.cli._tables import deliver_race, print_task, seconds_text, table
+from jaxttp.cli._tables import deliver_race, print_task
 
 
 @takes(
@@ -74,51 +74,5 @@ def _finite(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _print(console: Console, task: Any, found: Any) -> None:
-    import numpy as np
-
-    from jaxttp.adapters import output_shape
-
     print_task(console, task)
-    # Targets, where there are any, say all; else the hardest goal that anybody reaches is timed.
-    swept, column = found.sweep, 0
-    steps, goals = swept.target_steps, list(swept.targets)
-    if not goals:
-        steps, goals = swept.steps, list(swept.thresholds)
-        reached = [k for k in range(len(goals)) if np.any(steps[:, k] >= 0)]
-        column = min(reached, key=lambda k: goals[k], default=0)
-    spent = None if swept.step_seconds is None else swept.cost(goals[column])
-    goals = [swept.goal(goal) for goal in goals]
-    titles = [f"steps to {goal}" for goal in goals]
-    times = table("train", *titles, f"seconds to {goals[column]}", "rate", "final loss")
-    why = table("why", "speed", "aligned", "condition number", "rank")
-    outputs = output_shape(task.model.apply_fn, task.model.params, task.x)
-    rounding = np.prod(outputs) * np.finfo(np.float32).eps
-    for i, name in enumerate(found.names):
-        seconds = None if spent is None or np.isinf(spent[i]) else spent[i]
-        reason = found.explanations[i]
-        sign = "≥ " if reason.condition_number * rounding > 0.5 else ""
-        times.add_row(
-            name,
-            *(str(step) if step >= 0 else "-" for step in steps[i]),
-            seconds_text(seconds),
-            f"{swept.settings[i].learning_rate:.3g}",
-            f"{swept.final_loss[i]:.3g}",
-        )
-        why.add_row(
-            name,
-            f"{reason.speed:.2f}",
-            f"{reason.alignment:.0%}",
-            f"{sign}{reason.condition_number:.2g}",
-            str(reason.rank),
-        )
-    console.print(times)
-    console.print(why)
-    say(
-        console,
-        *(f"trust, {found.names[i]}: {words}" for i, words in swept.trust.items() if words),
-        found.price,
-        "speed: share of the fastest descent that the labels get; aligned: share of their gradient "
-        "along the 10 leading eigenvectors",
-        f"condition number: eigenvalues below {rounding:.1g} of the largest are rounding and are "
-        "left out, ≥ where the others reach down to that; rank: how many are left",
-    )
+    say(console, str(found))

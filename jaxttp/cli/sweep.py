@@ -7,7 +7,7 @@ from rich.console import Console
 
 from jaxttp.cli._options import Given, Option, names, numbers, takes, whole_numbers
 from jaxttp.cli._shell import figure, say
-from jaxttp.cli._tables import FASTEST, deliver_race, print_task, seconds_text, table
+from jaxttp.cli._tables import deliver_race, print_task
 
 
 @takes(
@@ -61,46 +61,15 @@ def sweep(given: Given) -> None:
         result.to_json(),
         lambda to: _print(to, result),
         {"sweep.csv": result.sweep.to_csv, "sweep.png": figure(result.plot)},
-        problem=_problem(result),
+        problem=None if result.fastest is not None else f"{result.sweep.hint()}.",
     )
 
 
-def _problem(result: Any) -> str | None:
-    """What stands in the way of an advice."""
-    if result.fastest is not None:
-        return None
-    return f"{result.sweep.hint(result.sweep.ranked_by)}."
-
-
 def _print(console: Console, result: Any) -> None:
-    from jaxttp.forecast.swept import SHARED
-
-    swept, limit = result.sweep, result.max_learning_rate
+    limit = result.max_learning_rate
     print_task(console, result.task)
-    goal, cost = result.goal, swept.cost()
-    for heading, rows in (
-        (f"fewest steps to {goal}", swept.ranking()[:FASTEST]),
-        (f"cheapest to {goal}", swept.pareto()),
-    ):
-        settings = table("setting", "steps", "seconds", "loss at the end", "error")
-        settings.title = heading
-        for i in rows:
-            settings.add_row(
-                swept.named(i),
-                swept.time_words(i, swept.ranked_by),
-                seconds_text(None if swept.step_seconds is None else cost[i]),
-                f"{swept.final_loss[i]:.4g}",
-                f"{swept.final_error[i]:.4g}",
-            )
-        console.print(settings)
-    trust = swept.trust.get(result.fastest)
     say(
         console,
-        f"{goal} is {SHARED}; --target-loss names another" if swept.shared else None,
-        "cheapest: those that no other setting beats in both cost and loss at the end",
-        f"{len(swept.settings)} settings, {int(swept.stable.sum())} of them stable; {swept.depth}",
-        swept.warning,
+        str(result.sweep),
         f"largest stable learning rate: {limit:.4g} (no momentum)" if limit < math.inf else None,
-        swept.advice,
-        trust and f"trust: {trust}",
     )

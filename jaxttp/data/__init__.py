@@ -5,11 +5,9 @@ from jaxttp.data.dataset import Split as Split
 from jaxttp.data.dataset import select as select
 from jaxttp.data.dataset import split as split
 from jaxttp.data.images import Preprocessing as Preprocessing
-from jaxttp.data.images import downsample as downsample
 from jaxttp.data.images import imagenet_preprocessing as imagenet_preprocessing
 from jaxttp.data.images import preprocess as preprocess
 from jaxttp.data.images import vit_preprocessing as vit_preprocessing
-from jaxttp.data.images import whiten as whiten
 from jaxttp.data.registry import dataset_names as dataset_names
 from jaxttp.data.registry import load_dataset as load_dataset
 from jaxttp.data.tables import is_table as is_table

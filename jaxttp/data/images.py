@@ -8,11 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxttp._core.arrays import whitening
 from jaxttp._core.checks import check_choice, check_instance, check_integer
 from jaxttp.data.dataset import Dataset
 
-INTERPOLATIONS = ("bilinear", "bicubic", "box")
+INTERPOLATIONS = ("bilinear", "bicubic")
 
 
 class ImageSource(NamedTuple):
@@ -45,7 +44,7 @@ class Preprocessing:
         mean: by channel, or one number for all.
         std: likewise.
         channels: 3 repeats grey images, 1 makes grey ones (ITU-R 601 luma); None leaves them.
-        interpolation: "bilinear", "bicubic" or "box" (the mean of the pixels that become one).
+        interpolation: "bilinear" or "bicubic".
 
     Raises:
         ValueError: a crop larger than what it is cut from, numbers out of range.
@@ -253,69 +252,3 @@ def _pillow(what: str) -> Any:
             f"{what} needs Pillow ({problem}); install the extra: pip install 'jaxttp[datasets]'."
         ) from problem
     return Image
-
-
-def downsample(dataset: Dataset, factor: int) -> Dataset:
-    """Images whose pixels are the means of squares of `factor` by `factor` pixels.
-
-    CIFAR-10 by 4 and in grey has d = 64, MNIST by 2 has d = 196.
-
-    Args:
-        dataset: images (N, H, W, C).
-        factor: divides H and W.
-
-    Returns:
-        Images (N, H/factor, W/factor, C).
-
-    Raises:
-        ValueError: `dataset` has no images, or the factor does not divide their sides.
-
-    Example:
-        >>> from jaxttp.data import load_dataset
-        >>> downsample(load_dataset("digits"), 2).x.shape
-        (1797, 4, 4, 1)
-
-    Source:
-        GNC Section 6 and Appendix G.
-    """
-    check_instance("dataset", dataset, Dataset, "load_dataset")
-    check_integer("factor", factor, at_least=1)
-    shape = dataset.x.shape
-    if len(shape) != 4 or shape[1] % factor or shape[2] % factor:
-        raise ValueError(f"factor={factor} must divide the sides of images; x is {shape}.")
-    n, height, width, channels = shape
-    squares = dataset.x.reshape(n, height // factor, factor, width // factor, factor, channels)
-    means = squares.astype(np.float64).mean(axis=(2, 4))
-    return _with(dataset, means, f"down-sampled by {factor}")
-
-
-def whiten(dataset: Dataset) -> Dataset:
-    """Inputs (N, d) of mean zero and covariance XᵀX/N = I on the range of the data.
-
-    Args:
-        dataset: any inputs (N, ...), which are flattened.
-
-    Returns:
-        The inputs (N, d) times the covariance's pseudo-inverse root, computed in float64.
-
-    Raises:
-        ValueError: all inputs are the same.
-
-    Example:
-        >>> from jaxttp.data import load_dataset
-        >>> x = whiten(load_dataset("wine")).x
-        >>> bool(np.allclose(x.T @ x / len(x), np.eye(13), atol=1e-5))
-        True
-
-    Source:
-        GNC Section 4, whose experiments whiten MNIST and CIFAR-10.
-    """
-    check_instance("dataset", dataset, Dataset, "load_dataset")
-    x = dataset.x.reshape(len(dataset), -1).astype(np.float64)
-    x = x - x.mean(axis=0)
-    return _with(dataset, x @ np.asarray(whitening(x.T @ x / len(x))), "whitened")
-
-
-def _with(dataset: Dataset, x: np.ndarray, what: str) -> Dataset:
-    text = f"{dataset.description.rstrip('.')}, {what}."
-    return dataclasses.replace(dataset, x=x.astype(np.float32), description=text)

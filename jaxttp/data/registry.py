@@ -115,7 +115,6 @@ def load_dataset(
     split: str | None = None,
     classes: Sequence[int] | int | None = None,
     per_class: int | None = None,
-    fewer: bool = False,
     key: Array | None = None,
     preprocessing: Preprocessing | None = None,
     folder: str | os.PathLike[str] | None = None,
@@ -156,7 +155,6 @@ def load_dataset(
             all parts, the training part first ("train" alone for ``tfds:NAME``).
         classes: the labels to keep, or a number of random ones; see `select`.
         per_class: random samples of each class; None for all.
-        fewer: whether a class that has fewer samples gives all it has.
         key: a JAX random key, needed where something is drawn.
         preprocessing: what is done to every image.
         folder: the unpacked archive of ``mit67`` and those after it.
@@ -183,7 +181,7 @@ def load_dataset(
         raise ValueError(f"name={name!r} is not known; choose one of {listed}, or 'tfds:NAME'.")
     if folder is not None and name not in LAYOUTS:
         raise ValueError(f"folder={str(folder)!r} is for {', '.join(LAYOUTS)}; got name={name!r}.")
-    chosen: dict[str, Any] = {"classes": classes, "per_class": per_class, "fewer": fewer}
+    chosen: dict[str, Any] = {"classes": classes, "per_class": per_class}
 
     if name in LOADERS:
         if split is not None:

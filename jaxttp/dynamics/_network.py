@@ -30,11 +30,9 @@ def inner(left: Params, right: Params) -> Array:
 
 
 @jit
-def add_vectors(total: Params, vectors: list[Params], weights: Array) -> Params:
-    """Total + sum_k weights_k vectors_k."""
-    for weight, vector in zip(weights, vectors, strict=True):
-        total = jax.tree.map(lambda a, b, w=weight: a + w.astype(a.dtype) * b, total, vector)
-    return total
+def add_scaled(total: Params, weight: Array, vector: Params) -> Params:
+    """Total + weight vector, in weight space."""
+    return jax.tree.map(lambda a, b: a + weight.astype(a.dtype) * b, total, vector)
 
 
 def compile_network(apply_fn: ApplyFn) -> tuple[Callable, Callable, Callable]:

@@ -60,7 +60,7 @@ class RelinearizedTrajectory(eqx.Module):
             the present segment, and at the ends of those before, each as a share of the loss there.
         ends: the steps at which segments end and kernels were built.
         local_errors: for every segment the largest change of the loss curve by the correction, as
-            a share of the curve's drop; what "auto" holds below its tolerance.
+            a share of the curve's drop. "auto" aims at its tolerance and accepts twice as much.
         rejected: segments done again because their local error was too large; each cost a kernel.
         diverged_at: first step whose outputs could not be represented, -1 for never.
         edge_at: end of the first segment that crosses the edge of stability, -1 for never. From

@@ -98,15 +98,12 @@ class Comparison:
             )
             if sweep.trust.get(i) is not None:
                 lines.append(wrapped(f"    trust: {sweep.trust[i]}", 11))
-        return "\n".join([*lines, f"  {self.price}"])
-
-    @property
-    def price(self) -> str:
-        """One line on what it cost."""
-        return (
-            f"by count this cost {self.sweep.trainings:.2g} trainings of one start; a race trains "
-            "them"
+        words = (
+            "speed: fraction of the fastest descent that the labels get; leading: fraction of "
+            "their gradient along the 10 leading eigenvectors",
+            f"by count this cost {sweep.trainings:.2g} trainings of one start",
         )
+        return "\n".join([*lines, *(wrapped(f"  {line}", 2) for line in words)])
 
     plot, _repr_html_, __repr__ = RESULT
 

@@ -8,6 +8,7 @@ reported of (`experiments/bench/planning.py`).
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,8 +18,7 @@ from jaxtyping import Array
 
 from jaxttp._core.checks import check_number
 from jaxttp.forecast.methods.base import Dynamics
-from jaxttp.forecast.methods.noisy import Noisy
-from jaxttp.forecast.methods.recursion import Linear, Recursion
+from jaxttp.forecast.methods.linear import Linear, Noisy, Recursion
 from jaxttp.forecast.methods.relinearized import MOST, Relinearized
 from jaxttp.forecast.methods.scaled import Scaled
 from jaxttp.forecast.problem import Problem
@@ -114,8 +114,6 @@ class CostModel:
         widths: of sketches that are looked at.
         per_class: columns of a sketch for each class at least: it follows no more directions than
             it has.
-        true: an expected error of times, as a share of them, with which a forecast is worth its
-            cost.
         alike: expected errors that differ by no more times are alike, and the cheaper forecast is
             planned.
         horizons: at which errors were measured.
@@ -142,7 +140,6 @@ class CostModel:
     memory: float = 4e9
     widths: tuple[int, ...] = (256, 512, 1024, 2048, 4096, 8192)
     per_class: int = 25
-    true: float = 0.1
     alike: float = 1.1
     horizons: tuple[int, int] = (150, 600)
     rebuilds: tuple[int, ...] = (0, 1, 2, 4, 8, 16)
@@ -178,33 +175,25 @@ class ForecastPlan:
         kernel: how kernels come about.
         operations: that it takes, estimated as if all kernels were built; products with kernels
             and sketches of gradients, which wait for memory, count for as many as take their time.
-        budget: that it may take.
-        training: that the training takes.
-        error: the expected error of a training time, as a share of it.
+        error: the expected error of a training time, as a fraction of it.
+        training: operations of the training.
+        budget: operations that it may take.
         whole: whether nothing was left out: an exact kernel, or the one given, rebuilt as often as
             it takes.
-        needed: operations that times within a tenth of themselves are expected to take, or the
-            truest ones where none are.
     """
 
     dynamics: Dynamics
     kernel: KernelEstimator
     operations: float
-    budget: float
-    training: float
     error: float
-    whole: bool
-    needed: float = 0.0
-
-    @property
-    def pays(self) -> bool:
-        """Whether times within a tenth of themselves take no more than the training."""
-        return self.needed <= self.training
+    training: float
+    budget: float = math.inf
+    whole: bool = True
 
     def __str__(self) -> str:
         cost, allowed = (share_of(n, self.training) for n in (self.operations, self.budget))
         words = f"{_words(self.dynamics, self.kernel)}: at most {cost} the training by count"
-        if isinstance(_centre(self.dynamics), Linear):
+        if isinstance(_center(self.dynamics), Linear):
             words += "; the network is linear in its trained weights, so that it is never rebuilt"
         elif not is_rebuilt(self.dynamics):  # else the forecast estimates its own error
             off = f"{100 * self.error:.0f} %"
@@ -213,11 +202,6 @@ class ForecastPlan:
             words += f"; nothing fits the budget, {allowed} the training"
         if self.operations > self.training:
             words += "; training itself costs less"
-        elif self.needed > self.budget:
-            words += (
-                f"; times within a tenth take {share_of(self.needed, self.training)} the training, "
-            )
-            words += "for which this budget does not pay" if self.pays else "so that none pays"
         return words
 
 
@@ -265,48 +249,37 @@ def plan_forecast(
     check_budget(budget)
     problem = dynamics.view(problem)
     dynamics = suited(dynamics, problem)
-    free = is_rebuilt(dynamics) and _centre(dynamics).rebuilds == "auto"
+    free = is_rebuilt(dynamics) and _center(dynamics).rebuilds == "auto"
     rebuilds = range(MOST, -1, -1) if free else (None,)
     kernels = [kernel] if kernel is not None else _kernels(problem, descent, key)
     samples = dynamics.trained_samples(problem)
     prices = [Price.of(problem, descent, one, samples) for one in kernels]
-    priced = [  # the best of all comes first
-        _priced(dynamics, problem, descent, price, one, most)
+    plans = [  # the best of all comes first
+        _plan(dynamics, problem, descent, price, one, most)
         for one, price in zip(kernels, prices, strict=True)
         for most in rebuilds
     ]
-    training = prices[0].training
-    share = MODEL.share if budget == "auto" else float(budget)
-    limit = max(share * training, MODEL.least if budget == "auto" else 0.0)
-    chosen = _best(priced, limit)
-    whole = chosen.operations <= limit and chosen.error <= priced[0].error
+    training = plans[0].training
+    if budget == "auto":
+        limit = max(MODEL.share * training, MODEL.least)
+    else:
+        limit = float(budget) * training
+    chosen = _best(plans, limit)
+    whole = chosen.operations <= limit and chosen.error <= plans[0].error
     whole &= kernel is not None or isinstance(chosen.kernel, Exact)
-    least = max(MODEL.true, min(one.error for one in priced))
-    needed = min(one.operations for one in priced if one.error <= least)
-    return ForecastPlan(
-        chosen.dynamics, chosen.kernel, chosen.operations, limit, training, chosen.error, whole,
-        needed,
-    )  # fmt: skip
+    return dataclasses.replace(chosen, budget=limit, whole=whole)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Priced:
-    """A way that is open, what it takes, and how far off it is expected to be."""
-
-    dynamics: Dynamics
-    kernel: KernelEstimator
-    operations: float
-    error: float
-
-
-def _kernels(problem: Problem, descent: Descent, key: Array | None) -> list[KernelEstimator]:
+def _kernels(problem: Problem, descent: Descent, key: Any) -> list[KernelEstimator]:
     """Those that fit into memory, the best first; the one that takes the least where none does.
 
     Class sketches are for full batches, since how a batch's noise grows depends on the stiffest
     modes, which they know less well; with mini-batches where memory allows nothing else. They take
     all outputs of a sample for alike, which tokens are not.
     """
-    key = jax.random.key(0) if key is None else key
+    if key is None:  # jax.random.key(0), which would compile two functions
+        words: Any = np.zeros(2, np.uint32)
+        key = jax.random.wrap_key_data(words, impl="threefry2x32")
     widths = [k for k in reversed(MODEL.widths) if MODEL.per_class * problem.classes <= k]
     every = [Exact(), *(Sketched(width, key) for width in widths)]
     fitting = [one for one in every if _bytes(one, problem) <= MODEL.memory]
@@ -328,66 +301,66 @@ def _bytes(kernel: KernelEstimator, problem: Problem) -> float:
 
 def is_rebuilt(dynamics: Dynamics) -> bool:
     """Whether kernels are rebuilt along the mean path."""
-    return isinstance(_centre(dynamics), Relinearized)
+    return isinstance(_center(dynamics), Relinearized)
 
 
-def _centre(dynamics: Dynamics) -> Any:
+def _center(dynamics: Dynamics) -> Any:
     """The mean path of a dynamics."""
     return dynamics.centre if isinstance(dynamics, Noisy | Scaled) else dynamics
 
 
-def _priced(
+def _plan(
     dynamics: Dynamics,
     problem: Problem,
     descent: Descent,
     price: Price,
     kernel: KernelEstimator,
     most: int | None,
-) -> _Priced:
+) -> ForecastPlan:
     """What a dynamics takes with these kernels, rebuilt so often; None for as it says itself."""
-    beside, is_scaled = 1.0, isinstance(dynamics, Scaled)
+    is_scaled, is_exact = isinstance(dynamics, Scaled), isinstance(kernel, Exact)
+    with_test = 1.0
     if problem.x_test is not None:
-        beside += len(jax.tree.leaves(problem.x_test)[0]) / problem.f0.shape[0]
-    is_exact = isinstance(kernel, Exact)
+        with_test += len(jax.tree.leaves(problem.x_test)[0]) / problem.f0.shape[0]
     if most is None and is_rebuilt(dynamics):
-        most = _centre(dynamics).rebuilds
+        most = _center(dynamics).rebuilds
     if not most:
-        alone = on_one_kernel(dynamics) if most == 0 else dynamics
+        dynamics = on_one_kernel(dynamics) if most == 0 else dynamics
         runs = MODEL.parts if is_scaled else 1.0
         passes = 0.0 if problem.is_linear and is_exact else passes_asked(problem.f0.shape[0])
-        cost = price.forecast(1, passes, int(MODEL.reading * descent.steps * runs))
-        error = expected_error(MOST if problem.is_linear else 0, kernel, descent.steps)
-        return _Priced(alone, kernel, cost * beside, error)
-    built = most + 1
-    passes, memories = MODEL.passes, MODEL.memories
-    if is_exact:
-        passes, memories = MODEL.exact_passes, MODEL.exact_memories
-    if not descent.is_plain or descent.momentum:
-        passes *= memories
-    runs = MODEL.runs * built + MODEL.subset_runs * is_scaled
-    cost = price.forecast(built, int(passes * built), int(MODEL.reading * runs * descent.steps))
-    centre = _centre(dynamics)
-    if centre.rebuilds == "auto":
-        dynamics = _with_centre(dynamics, dataclasses.replace(centre, most=most))
-    return _Priced(dynamics, kernel, cost * beside, expected_error(most, kernel, descent.steps))
+        built, counts = 1, MOST if problem.is_linear else 0
+    else:
+        built = most + 1
+        passes, memories = MODEL.passes, MODEL.memories
+        if is_exact:
+            passes, memories = MODEL.exact_passes, MODEL.exact_memories
+        if not descent.is_plain or descent.momentum:
+            passes *= memories
+        passes, runs = int(passes * built), MODEL.runs * built + MODEL.subset_runs * is_scaled
+        center, counts = _center(dynamics), most
+        if center.rebuilds == "auto":
+            dynamics = _with_center(dynamics, dataclasses.replace(center, most=most))
+    cost = price.forecast(built, passes, int(MODEL.reading * runs * descent.steps))
+    error = expected_error(counts, kernel, descent.steps)
+    return ForecastPlan(dynamics, kernel, cost * with_test, error, price.training)
 
 
 def suited(dynamics: Dynamics, problem: Problem) -> Dynamics:
     """The same, without rebuilt kernels where a network is linear in its trained weights."""
     rebuilds = is_rebuilt(dynamics) and problem.is_linear
-    return _with_centre(dynamics, Linear()) if rebuilds else dynamics
+    return _with_center(dynamics, Linear()) if rebuilds else dynamics
 
 
 def on_one_kernel(dynamics: Dynamics) -> Dynamics:
     """The same on the first kernel alone."""
     if isinstance(dynamics, Noisy):
         return dataclasses.replace(dynamics, centre=None)
-    return _with_centre(dynamics, Recursion())
+    return _with_center(dynamics, Recursion())
 
 
-def _with_centre(dynamics: Dynamics, centre: Relinearized | Recursion) -> Dynamics:
+def _with_center(dynamics: Dynamics, center: Relinearized | Recursion) -> Dynamics:
     is_around = isinstance(dynamics, Noisy | Scaled)
-    return dataclasses.replace(dynamics, centre=centre) if is_around else centre
+    return dataclasses.replace(dynamics, centre=center) if is_around else center
 
 
 def expected_error(most: int, kernel: KernelEstimator, steps: int) -> float:
@@ -419,19 +392,19 @@ def _between(known: Sequence[float], steps: int) -> float:
     return float(np.interp(np.log(max(steps, 1)), np.log(MODEL.horizons), known))
 
 
-def _best(several: list[_Priced], limit: float) -> _Priced:
-    """The first where it is within the limit; else the cheapest of those about as true as any.
+def _best(plans: list[ForecastPlan], limit: float) -> ForecastPlan:
+    """The first where it is within the limit; else the cheapest of those about as accurate as any.
 
     Where none is within the limit, the cheapest of all.
     """
-    within = [one for one in several if one.operations <= limit]
+    within = [plan for plan in plans if plan.operations <= limit]
     if not within:
-        return min(several, key=lambda one: one.operations)
-    if within[0] is several[0]:
+        return min(plans, key=lambda plan: plan.operations)
+    if within[0] is plans[0]:
         return within[0]
-    least = min(one.error for one in within)
-    good = [one for one in within if one.error <= MODEL.alike * least]
-    return min(good, key=lambda one: (one.operations, one.error))
+    least = min(plan.error for plan in within)
+    good = [plan for plan in within if plan.error <= MODEL.alike * least]
+    return min(good, key=lambda plan: (plan.operations, plan.error))
 
 
 def _words(dynamics: Dynamics, kernel: KernelEstimator) -> str:
@@ -443,6 +416,6 @@ def _words(dynamics: Dynamics, kernel: KernelEstimator) -> str:
         one, several = "a class sketch", "class sketches"
     if not is_rebuilt(dynamics):
         return f"one kernel, {one}" if one else "one kernel"
-    centre = _centre(dynamics)
-    often = f"at most {centre.most + 1}" if centre.rebuilds == "auto" else f"{centre.rebuilds + 1}"
+    center = _center(dynamics)
+    often = f"at most {center.most + 1}" if center.rebuilds == "auto" else f"{center.rebuilds + 1}"
     return f"{often} {several}"

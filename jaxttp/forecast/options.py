@@ -2,7 +2,6 @@
 
 import dataclasses
 import warnings
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -10,18 +9,14 @@ from jaxtyping import Array
 
 from jaxttp._core.checks import check_choice, check_integer, check_key, check_number, check_used
 from jaxttp._core.types import Params, Progress, count
-from jaxttp.batches import draw_samples
 from jaxttp.forecast.cost import ForecastPlan, plan_forecast
 from jaxttp.forecast.methods.base import Dynamics
-from jaxttp.forecast.methods.flow import ClosedForm, GradientFlow
-from jaxttp.forecast.methods.noisy import Noisy
-from jaxttp.forecast.methods.recursion import Recursion
+from jaxttp.forecast.methods.linear import ClosedForm, GradientFlow, Noisy, Recursion, WeightSpace
 from jaxttp.forecast.methods.relinearized import Relinearized
 from jaxttp.forecast.methods.scaled import Scaled
-from jaxttp.forecast.methods.weight_space import WeightSpace
 from jaxttp.forecast.problem import Problem
 from jaxttp.forecast.training_setup import Descent
-from jaxttp.forecast.uncertainty import LEVEL
+from jaxttp.forecast.uncertainty import KNOWN
 from jaxttp.ntk.estimators import Exact, KernelEstimator, Sketched
 from jaxttp.ntk.sharded import is_by_process, several
 
@@ -111,28 +106,6 @@ class Keywords(NamedTuple):
         return WAYS[self.dynamics]() if rebuilt is None else rebuilt
 
 
-def samples_at_hand(
-    x: Any, y: Any, total_samples: int | None, progress: Progress | None
-) -> tuple[Any, Any, int | None]:
-    """Samples, labels and the number of all: as given, or drawn out of batches without labels."""
-    if y is not None:
-        if isinstance(x, Iterator):
-            raise ValueError(
-                "y must be left out where x is an iterable of batches, each of them a pair (x, y); "
-                f"got both, and x is a {type(x).__name__}. Or give x as one array (N, ...)."
-            )
-        return x, y, total_samples
-    if total_samples is not None:
-        check_integer("total_samples", total_samples, at_least=1)
-    if hasattr(x, "shape"):
-        raise ValueError(
-            "y must be given: the labels or targets of x. Without it x is an iterable of batches "
-            "(x, y); got an array."
-        )
-    drawn = draw_samples(x, total=total_samples, progress=progress)
-    return drawn.x, drawn.y, drawn.total if drawn.total > len(drawn.y) else None
-
-
 def check_at_hand(
     way: Dynamics, x: Any, descent: Descent, x_test: Any, kernel: KernelEstimator
 ) -> None:
@@ -184,7 +157,6 @@ def choose_plan(
         check_used("budget", None if budget == "auto" else budget, False, remedy)
         return None
     plan = plan_forecast(way, problem, descent, estimator, budget=budget, key=key)
-    check_tokens(problem, plan.kernel)
     if progress is None:
         announce(plan, "this forecast", "budget= bounds that, progress= shows how far it is")
     return plan
@@ -323,6 +295,6 @@ def check_level(level: float | None, way: Dynamics, kernel: KernelEstimator) -> 
         "space, of a sketch_dim above 1"
     )
     check_used("level", level, way.name == "sde" or sketched, remedy)
-    found = LEVEL if level is None else level
+    found = KNOWN.level if level is None else level
     check_number("level", found, above=0.0, below=1.0, remedy="90 % is 0.9.")
     return found

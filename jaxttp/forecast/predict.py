@@ -14,14 +14,13 @@ import optax
 from jaxtyping import Array
 
 from jaxttp._core.checks import check_instance
-from jaxttp._core.progress import stopwatch
+from jaxttp._core.progress import Stopwatch, stopwatch
 from jaxttp._core.types import ApplyFn, Params, Progress, count, split_trainable
 from jaxttp.adapters.inputs import check_network, check_samples
 from jaxttp.dynamics._network import promote
-from jaxttp.dynamics.recursion import recursion
 from jaxttp.forecast.cost import Price, check_budget, suited
-from jaxttp.forecast.methods.base import Dynamics, Linearizer
-from jaxttp.forecast.methods.recursion import Recursion
+from jaxttp.forecast.methods.base import Dynamics, Linearizer, Path, recur
+from jaxttp.forecast.methods.linear import Recursion
 from jaxttp.forecast.options import (
     Keywords,
     check_at_hand,
@@ -31,12 +30,11 @@ from jaxttp.forecast.options import (
     choose_kernel,
     choose_plan,
     on_mesh,
-    samples_at_hand,
 )
 from jaxttp.forecast.prediction import Cost, Prediction
 from jaxttp.forecast.problem import Problem, loss_and_error
 from jaxttp.forecast.training_setup import Descent
-from jaxttp.forecast.uncertainty import LEVEL, Doubt
+from jaxttp.forecast.uncertainty import KNOWN, loss_band, read_targets, read_times
 from jaxttp.losses import Loss, get_loss
 from jaxttp.losses.rule import (
     ALL_CURVES,
@@ -48,14 +46,13 @@ from jaxttp.losses.rule import (
     targets_of,
 )
 from jaxttp.ntk.estimators import Exact, KernelEstimator, Sketched
-from jaxttp.ntk.kernels import Kernel
 
 
 def predict_training_time(  # noqa: PLR0913
     apply_fn: ApplyFn,
     params: Params,
     x: Any,
-    y: Any = None,
+    y: Any,
     *,
     loss: str | Loss = "cross_entropy",
     learning_rate: float | None = None,
@@ -105,9 +102,8 @@ def predict_training_time(  # noqa: PLR0913
         params: pytree of floating-point arrays, the weights before training; those in bfloat16 or
             float16 are promoted to float32, and `Prediction.notes` says so.
         x: training samples (N, ...): an array, or a pytree of arrays with N rows each, such as the
-            ids and masks of a tokenizer, which `apply_fn` is given as it is. Without `y` an
-            iterable of batches, of which 512 samples are drawn and the rest counted as
-            `total_samples`, see `jaxttp.draw_samples`. Of several processes each may bring some of
+            ids and masks of a tokenizer, which `apply_fn` is given as it is. Of a pipeline of
+            batches, `jaxttp.draw_samples` draws some. Of several processes each may bring some of
             the rows (`jax.make_array_from_process_local_data`), with a `kernel` that has a mesh.
         y: integer labels (N,) or targets (N, C); with `jaxttp.weighted`, weights and masks. For
             logits of tokens labels (N, T), -100 for what does not count; for one label a sequence,
@@ -129,7 +125,7 @@ def predict_training_time(  # noqa: PLR0913
             drawn at random: those are followed whole and in halves, and how much later the whole
             comes to a loss than its halves says how much later all of them do, see
             `jaxttp.forecast.Scaled`. For any loss, with mini-batches and schedules; when None those
-            of `x`, of batches all that they hold.
+            of `x`.
         thresholds: the epsilons, shares in (0, 1) for the rule "relative"; 0.01, 0.1 and 0.4 when
             None.
         target_loss: losses on the training samples to get below, one or several, each above 0: when
@@ -236,7 +232,6 @@ def predict_training_time(  # noqa: PLR0913
     targets = targets_of(
         target_loss, target_error, target_test_loss, target_test_error, **_curves(x_test)
     )
-    x, y, total_samples = samples_at_hand(x, y, total_samples, progress)
     x = check_samples("x", x)
     check_network(apply_fn, params)
     descent.check(count(x))
@@ -250,21 +245,21 @@ def predict_training_time(  # noqa: PLR0913
             apply_fn, params, x, y, loss=loss, trainable=trainable, x_test=x_test, y_test=y_test
         ))  # fmt: skip
         is_open = all(v is None for v in (sketch_dim, kernel, kernel_batch_size, max_bytes))
-        fixed = None if is_open else estimator
-        named = budget == "auto" and isinstance(dynamics, Dynamics)
-        plan = None if named else choose_plan(way, problem, descent, fixed, budget, key, progress)
-        said = None
+        fixed, plan, words = None if is_open else estimator, None, None
+        if budget != "auto" or not isinstance(dynamics, Dynamics):
+            plan = choose_plan(way, problem, descent, fixed, budget, key, progress)
         if plan is not None:
             way, estimator = plan.dynamics, on_mesh(plan.kernel, mesh)
-            said = str(plan) if budget != "auto" or not plan.whole else None
-        found = forecast_training(
-            problem, descent, dynamics=way, kernel=estimator, rule=reading, targets=targets,
-            level=level, progress=progress,
-        )  # fmt: skip
+            words = str(plan) if budget != "auto" or not plan.whole else None
+        way = suited(way, problem)
+        if way.kernels:
+            check_tokens(problem, estimator)
+        lines = Linearizer(problem, estimator, progress)
+        found = forecast_along(lines, descent, way, reading, targets=targets, level=level)
     cost = dataclasses.replace(
         found.cost, seconds=watch.run_seconds, compile_seconds=watch.compile_seconds
     )
-    return dataclasses.replace(found, cost=cost, plan=said)
+    return dataclasses.replace(found, cost=cost, plan=words)
 
 
 def forecast_training(
@@ -275,7 +270,7 @@ def forecast_training(
     kernel: KernelEstimator | None = None,
     rule: Rule | None = None,
     targets: Iterable[Target] = (),
-    level: float = LEVEL,
+    level: float = KNOWN.level,
     progress: Progress | None = None,
 ) -> Prediction:
     """A forecast composed of values: what `predict_training_time` does with its keywords.
@@ -336,7 +331,7 @@ def forecast_along(
     rule: Rule,
     *,
     targets: tuple[Target, ...] = (),
-    level: float = LEVEL,
+    level: float = KNOWN.level,
     asks_limit: bool = True,
 ) -> Prediction:
     """The forecast of a training that was checked: a path, its verdict, its times, its doubts.
@@ -351,28 +346,25 @@ def forecast_along(
         asks_limit: whether the largest stable rate is wanted, which takes a kernel.
     """
     problem, kernel = lines.problem, lines.estimator
-    price = Price.of(problem, descent, kernel, way.trained_samples(problem))
     with stopwatch() as watch:
         path = way.follow(lines, descent)
         limit, rates = way.rates(lines, descent) if asks_limit else (math.inf, None)
         stable = way.is_stable(path, rates, descent)
-        parts = lines.estimate.parts if way.kernels else None
-        sketched = None if parts is None else without_parts(lines, descent, parts)
+        sketched = _without_parts(lines, descent) if way.kernels else None
         trust = way.trust(path, rule.about(targets))
         doubted_from = None if trust is None else way.doubted_from(path)
-        doubt = Doubt.of(path, rule, stable=stable, level=level, sketched=sketched, targets=targets,
-                         doubted_from=doubted_from)  # fmt: skip
-    beside = path.gradient_evaluations + lines.passes
-    cost = Cost(
-        lines.kernels, math.ceil(lines.kernels * kernel.passes(problem) + beside),
-        watch.run_seconds, watch.compile_seconds,
-        price.forecast(lines.kernels, beside, path.products), price.training,
-    )  # fmt: skip
+        sure = {
+            "stable": stable, "level": level, "sketched": sketched, "doubted_from": doubted_from
+        }  # fmt: skip
+        times = read_times(path, rule, **sure)
+        on_targets = read_targets(path, targets, rule.smooth, **sure)
+        band = loss_band(path, level, sketched)
+    cost = _cost(lines, descent, way, path, watch)
     plain = {**descent.plain_values(), "relinearize": 0, **way.plain_values()}
     plain |= {"loss": problem.loss.name, "protocol": descent.protocol}
     plain["sketch_dim"] = kernel.sketch_dim if isinstance(kernel, Sketched) else None
     return Prediction(
-        steps=doubt.steps,
+        steps=times.steps,
         loss=path.loss,
         error=path.error,
         max_learning_rate=limit,
@@ -384,17 +376,17 @@ def forecast_along(
         hyperparameters=plain,
         outputs=problem.whole_outputs(path.outputs),
         loss_uncertainty=path.uncertainty,
-        steps_uncertainty=doubt.steps_uncertainty,
-        loss_band=doubt.loss_band,
-        steps_band=doubt.steps_band,
+        steps_uncertainty=times.errors,
+        loss_band=band,
+        steps_band=times.bands,
         test_loss=path.test_loss,
         test_error=path.test_error,
         trust=trust,
         rates=rates,
         metric=rule.metric,
-        targets=doubt.targets,
-        targets_band=doubt.targets_band,
-        targets_uncertainty=doubt.targets_uncertainty,
+        targets=on_targets.steps,
+        targets_band=on_targets.bands or {},
+        targets_uncertainty=on_targets.errors or {},
         notes=problem.notes,
         doubted_from=doubted_from,
         held_from=path.held_from,
@@ -402,24 +394,27 @@ def forecast_along(
     )
 
 
-def without_parts(
-    lines: Linearizer, descent: Descent, parts: Iterable[Kernel]
-) -> tuple[Array, Array]:
-    """Losses and errors (G, T + 1) of full-batch training, a curve for each kernel."""
+def _cost(lines: Linearizer, descent: Descent, way: Dynamics, path: Path, watch: Stopwatch) -> Cost:
+    """What a forecast took, beside what its training takes."""
+    problem, kernel = lines.problem, lines.estimator
+    price = Price.of(problem, descent, kernel, way.trained_samples(problem))
+    passes = path.gradient_evaluations + lines.passes
+    return Cost(
+        lines.kernels, math.ceil(lines.kernels * kernel.passes(problem) + passes),
+        watch.run_seconds, watch.compile_seconds,
+        price.forecast(lines.kernels, passes, path.products), price.training,
+    )  # fmt: skip
+
+
+def _without_parts(lines: Linearizer, descent: Descent) -> tuple[Array, Array] | None:
+    """Losses and errors (G, T + 1) of full-batch training, without each part of a sketch."""
+    if lines.estimate.parts is None:
+        return None
     problem = lines.problem
-    tangent = lines.tangents["initial_tangent"] if descent.decays else None
-    curves = [
-        loss_and_error(
-            problem.loss,
-            recursion(
-                kernel, problem.f0, problem.targets, loss=problem.loss, steps=descent.steps,
-                optimizer=descent.stepper, initial_tangent=tangent,
-            ).train,
-            problem.targets,
-        )
-        for kernel in parts
-    ]  # fmt: skip
-    losses, errors = zip(*curves, strict=True)
+    paths = (recur(lines, descent.full, kernel).train for kernel in lines.estimate.parts)
+    losses, errors = zip(
+        *(loss_and_error(problem.loss, path, problem.targets) for path in paths), strict=True
+    )
     return jnp.stack(losses), jnp.stack(errors)
 
 

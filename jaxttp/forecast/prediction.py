@@ -4,14 +4,13 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from jaxtyping import Array, Float
 
 from jaxttp._core.checks import check_choice
 from jaxttp._core.results import RESULT, wrapped
 from jaxttp.forecast.cost import share_of
 from jaxttp.forecast.stability import Rates, stability_message
-from jaxttp.forecast.uncertainty import displaced, steps_uncertainty
+from jaxttp.forecast.uncertainty import displaced, time_error
 from jaxttp.losses.rule import (
     METRICS,
     EarlyStopping,
@@ -104,8 +103,6 @@ class Prediction:
         targets_uncertainty: as `steps_uncertainty`, for targets on the training samples; a time of
             the error may be off by as much as that of the loss of that step.
         targets_band: as `steps_band`, for targets on the training samples.
-        unsure_from: the step from which on the noise of mini-batches outgrows what kernels can
-            follow, and a real training may fail; None for never.
         doubted_from: the step from which on `trust` doubts the forecast without saying by how
             much: times after it have no uncertainty and no band. None for never.
         held_from: the step whose kernel was held from there on, because the path stays beyond the
@@ -142,7 +139,6 @@ class Prediction:
     targets_uncertainty: Mapping[Target, int] = dataclasses.field(default_factory=dict)
     targets_band: Mapping[Target, tuple[int, int]] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    unsure_from: int | None = None
     doubted_from: int | None = None
     held_from: int | None = None
     plan: str | None = None
@@ -200,7 +196,7 @@ class Prediction:
             return None
         if target.metric == "error":
             return displaced(self.loss, self.loss_uncertainty, time)
-        return steps_uncertainty(self.loss, self.loss_uncertainty, target.value, rule.time)
+        return time_error(self.loss, self.loss_uncertainty, lambda c: rule.time(c, target.value))
 
     def early_stopping(self, *, metric: str = "loss", smooth: int = 1) -> EarlyStopping:
         """Where the test loss (or test error) is lowest, and whether it rises again from there.
@@ -232,11 +228,7 @@ class Prediction:
     def message(self) -> str:
         """One line on stability."""
         batch_size = self.hyperparameters.get("batch_size")
-        words = stability_message(self.loss, self.rates, stable=self.stable, batch_size=batch_size)
-        if self.unsure_from is None:
-            return words
-        words = words.replace("stable", "stable at first", 1)  # the limit is that of the start
-        return f"{words}; with batches of {batch_size} it may fail from step {self.unsure_from} on"
+        return stability_message(self.loss, self.rates, stable=self.stable, batch_size=batch_size)
 
     def _is_doubted(self, step: int) -> bool:
         """Whether `trust` doubts what is at a step without saying by how much."""
@@ -246,8 +238,7 @@ class Prediction:
     def end_in_doubt(self) -> str:
         """By how much the loss at the end may be off, in words; empty where that is not known."""
         off = None if self._is_doubted(self.horizon) or not self.stable else self.loss_uncertainty
-        words = "" if off is None else f" ± {float(off[-1]):.2g}"
-        return words if self.unsure_from is None else f"{words}, if it trains at all"
+        return "" if off is None else f" ± {float(off[-1]):.2g}"
 
     @property
     def scale(self) -> str:
@@ -259,47 +250,20 @@ class Prediction:
     def out_of_reach(self) -> str | None:
         """What to try where a goal is not reached within the horizon; None where all are."""
         times = [*self.steps.values(), *self.targets.values()]
-        if not self.stable or self.unsure_from is not None or all(step >= 0 for step in times):
+        if not self.stable or all(step >= 0 for step in times):
             return None
+        words = f"not reached within {self.horizon} steps"
+        if self.doubted_from is not None:  # no advice is built on a warning
+            return f"{words} by a forecast that is in doubt (see trust)"
         rate = self.hyperparameters.get("learning_rate")
-        if np.ptp(np.asarray(self.loss)) == 0 and self.loss[0] > 0:
-            return (
-                f"not reached: the loss does not move in {self.horizon} steps; its gradient at "
-                "these weights, or the learning rate, is next to nothing"
-            )
-        if self.doubted_from is not None:
-            since = f" from step {self.doubted_from} on" if self.doubted_from else ""
-            return (
-                f"not reached within {self.horizon} steps by a forecast that is in doubt{since} "
-                "(see trust): a real training may get there, or never"
-            )
-        words = f"not reached within {self.horizon} steps: try more steps"
         if rate is None or not rate < 0.5 * self.max_learning_rate:
-            return words
-        return f"{words}, or a larger learning rate than {rate:g}"
-
-    @property
-    def returns(self) -> tuple[str, ...]:
-        """A line for every target that is lost again after it is first reached, or holds before.
-
-        Times are those of the first step below a target, see `training_time`.
-        """
-        lines = []
-        for target, step in self.targets.items():
-            last = target.lasting(getattr(self, target.curve_name)) if step >= 0 else step
-            if last < 0 <= step or last > step:
-                when = f"for good from step {last} on" if last >= 0 else "above it at the end"
-                lines.append(f"{target.words()} first at step {step}, {when}")
-            elif step == 0:
-                lines.append(f"{target.words()} holds before training already")
-        return tuple(lines)
+            return f"{words}: try more steps"
+        return f"{words}: try more steps, or a larger learning rate than {rate:g}"
 
     def _when(self, step: int, off: int | None, band: tuple[int, int] | None) -> str:
         """A time in words, with its error and its band where it is reached."""
         if step < 0:
             falls = bool(self.loss[-1] <= self.loss[0])
-            if self.stable and self.unsure_from is not None:
-                return f"not foreseen: unsure from step {self.unsure_from} on"
             return "not reached" if self.stable else "not stable" if falls else "diverges"
         words = f"step {step_words(step, off, self.horizon)}"
         if self._is_doubted(step):
@@ -334,7 +298,7 @@ class Prediction:
             lines.append("  test   loss {:.4g} -> {:.4g}, error {:.4g} -> {:.4g}".format(*ends))
             if self.stable:
                 lines.append(wrapped(f"  {self.early_stopping()}", 4))
-        lines += [wrapped(f"  {line}", 4) for line in (*self.returns, self.message)]
+        lines.append(wrapped(f"  {self.message}", 4))
         if self.out_of_reach is not None:
             lines.append(wrapped(f"  {self.out_of_reach}", 2))
         if self.trust is not None:

@@ -88,17 +88,13 @@ COLLECTIONS = ("params", "batch_stats")
 """Keys of Flax's variables, where they were not taken apart."""
 
 
-def _kinds(x: Any) -> list[str]:
-    """The dtypes of samples."""
-    return [str(leaf.dtype) for leaf in jax.tree.leaves(x)]
-
-
 def _check_kinds(x_test: Any, x: Any) -> None:
     """Refuse test samples of other kinds than the training samples."""
-    if _kinds(x_test) != _kinds(x):
+    kinds, wanted = ([str(leaf.dtype) for leaf in jax.tree.leaves(v)] for v in (x_test, x))
+    if kinds != wanted:
         raise ValueError(
-            f"x_test must hold numbers as x does; got {', '.join(_kinds(x_test))}, and in "
-            f"x {', '.join(_kinds(x))}: convert one of them."
+            f"x_test must hold numbers as x does; got {', '.join(kinds)}, and in "
+            f"x {', '.join(wanted)}: convert one of them."
         )
 
 
@@ -341,13 +337,6 @@ class Problem:
         Of contrasts the mean over a sample's outputs is not known: it is that before training.
         """
         return outputs if self.whole is None else _around(outputs, self.whole.f0)
-
-    def with_loss(self, loss: str | Loss, y: Any) -> "Problem":
-        """The same network and data under another loss; test data are left out."""
-        if self.whole is not None:
-            return self.whole.with_loss(loss, y)
-        targets, exact = encode_targets(loss, y, self.f0)
-        return dataclasses.replace(self.without_test(), targets=targets, loss=exact)
 
 
 @jit

@@ -194,12 +194,6 @@ class Race:
             "rows": self.rows(),
         }
 
-    @property
-    def price(self) -> str:
-        """One line on what it cost."""
-        trained = f"{self.trainings:.2g} trainings"
-        return f"by count this cost {trained}; training all would be {len(self.settings)}"
-
     def __str__(self) -> str:
         goal = "the lowest loss" if self.goal is None else self.goal.words()
         several = f" of {len(self.order)} starting points" if self.starts else ""
@@ -209,7 +203,9 @@ class Race:
             lines.append(f"  {len(self.settings) - SHOWN} more in rows()")
         if self.starts:
             lines.append(wrapped(f"  starting points: {', '.join(self.order)}", 2))
-        lines += [wrapped(f"  {words}", 2) for words in (self.price, self.advice)]
+        cost = f"{self.trainings:.2g} trainings; training all would be {len(self.settings)}"
+        lines.append(f"  by count this cost {cost}")
+        lines.append(wrapped(f"  {self.advice}", 2))
         if self.notes:
             lines.append(wrapped(f"  trained with: {', '.join(self.notes)}", 2))
         return "\n".join(lines)

@@ -133,39 +133,24 @@ def stability_message(
         stable: the verdict.
         batch_size: of the forecast.
     """
-    curve = np.asarray(loss, np.float64)
-    first, highest, last = (float(value) for value in (curve[0], curve.max(), curve[-1]))
-    rose = f"the predicted loss rises from {first:.3g} to {highest:.3g}"
-    back = (
-        f"{rose} at step {int(np.argmax(curve))} before it comes down to {last:.3g}; the real "
-        "network may not survive it"
-    )
-    comes_back = last <= RISE * first
-    if rates is None:  # the optimiser has no limit
-        if stable:
-            return "stable; no largest learning rate is known for this optimizer"
-        return back if comes_back else f"diverges: {rose}"
     if stable:
         return _stable(rates, batch_size)
-    rate, limit = float(rates.rates[rates.peak]), rates.limit
-    if len(rates.above):
-        words = f", though the predicted loss comes down from {highest:.3g} to {last:.3g}"
-        down = words if last < first else ""
-        # A loss that never comes to twice its start does not diverge.
-        if rates.constant and rates.known and highest > RISE * first:
-            return f"diverges above η = {limit:.4g} (learning rate {rate:g}){down}"
-        return f"{_above(rates, rates.batches)}; the real network may not survive it{down}"
-    if rises(loss) and comes_back:
-        return back
-    given = f"learning rate {rate:g}" if rates.known else "this optimizer"
-    if batch_size is None:
-        below = f", below the limit {limit:.4g} at the start" if rates.known else ""
-        return f"diverges at {given}{below}: {rose}"
-    full = f"; a full batch diverges above η = {limit:.4g}" if rates.known else ""
-    return f"diverges at {given} with batches of {batch_size}{full}"
+    curve = np.asarray(loss, np.float64)
+    first, highest, last = (float(value) for value in (curve[0], curve.max(), curve[-1]))
+    comes_down = f"the predicted loss comes down from {highest:.3g} to {last:.3g}"
+    if rates is None or not len(rates.above):
+        batches = "" if batch_size is None else f" with batches of {batch_size}"
+        way = f", before {comes_down}" if last < first else ""
+        return f"diverges{batches}: the predicted loss rises from {first:.3g} to {highest:.3g}{way}"
+    if rates.constant and rates.known and highest > RISE * first:
+        return f"diverges above η = {rates.limit:.4g} (learning rate {float(rates.rates[0]):g})"
+    though = f", though {comes_down}" if last < first else ""
+    return f"{_above(rates, rates.batches)}; the real network may not survive it{though}"
 
 
-def _stable(rates: Rates, batch_size: int | None) -> str:
+def _stable(rates: Rates | None, batch_size: int | None) -> str:
+    if rates is None:  # the optimizer has no limit
+        return "stable; no largest learning rate is known for this optimizer"
     share = float(rates.shares[rates.peak])
     if len(rates.above):
         return f"stable with kernels rebuilt, though {_above(rates, 'at the start')}"
@@ -181,10 +166,10 @@ def _stable(rates: Rates, batch_size: int | None) -> str:
 def _above(rates: Rates, where: str) -> str:
     """By how much, and when, the rates are beyond their limit."""
     share, above = float(rates.shares[rates.peak]), rates.above
-    rate = float(rates.rates[rates.peak])
-    which = "learning" if rates.constant else "peak"
-    what = f"{which} rate {rate:.3g}" if rates.known else "its largest step"
-    of = f"the limit {rates.limit:.3g}" if rates.known else "the largest stable one"
+    what, of = "its largest step", "the largest stable one"
+    if rates.known:
+        which = "learning" if rates.constant else "peak"
+        what, of = f"{which} rate {rates.rates[rates.peak]:.3g}", f"the limit {rates.limit:.3g}"
     begin, end = int(above[0]), int(above[-1]) + 1
     when = f" from step {begin}" if begin else ""
     when += f" until step {end}" if end < len(rates.shares) else ""

@@ -26,7 +26,7 @@ from jaxttp.dynamics.recursion import heavy_ball_curves
 from jaxttp.dynamics.stability import max_learning_rate
 from jaxttp.forecast.cost import Price, plan_forecast, suited
 from jaxttp.forecast.methods.base import Linearizer
-from jaxttp.forecast.methods.recursion import Linear, Recursion
+from jaxttp.forecast.methods.linear import Linear, Recursion
 from jaxttp.forecast.methods.relinearized import Relinearized
 from jaxttp.forecast.options import (
     Keywords,

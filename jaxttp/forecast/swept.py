@@ -31,7 +31,6 @@ RISK = 2.0
 """By how much later than said a setting counts that oscillates at the edge of stability."""
 FEW = 8
 """Of at most so many settings all that are stable are forecast again and printed."""
-SHARED = "a goal that the sweep chose for all"
 FIRST, REBUILT, SIMULATED = (
     "on the first kernel", "along rebuilt kernels", "by training the linearized network",
 )  # fmt: skip
@@ -384,7 +383,7 @@ class Sweep:
 
     def __str__(self) -> str:
         order, few = self.ranking(by_cost=True), len(self.settings) <= FEW
-        chosen = f" ({SHARED})" if self.shared else ""
+        chosen = " (a goal that the sweep chose for all)" if self.shared else ""
         lines = [
             f"Sweep of {len(self.settings)} settings, {int(self.stable.sum())} stable; "
             f"the first to {self.goal()}{chosen}:",

@@ -1,12 +1,20 @@
-"""How sure is a forecast: bands of draws, errors of rebuilt kernels and sketches, doubts in words.
+"""How sure a forecast is: the ± of losses and times, where most runs lie, and warnings.
 
-In this order: bands, errors of times, what a path comes to (`Doubt`); the network as a witness of a
-forecast with one kernel, asked how it fares at predicted weights (`ask_network`); warnings.
+Three things tell how far a predicted curve may be off, and add up where there are several:
+
+- *the integrator*: what the correction of rebuilt kernels changed is the error of its loss; a time
+  is off by as much as it moves with a curve that is moved by this error (`time_error`);
+- *draws* of mini-batches, whose quantiles are bands (`loss_band`);
+- *a sketch*: curves without one part of it at a time, by the jackknife (`with_error`).
+
+A forecast on one kernel has no estimate of its own. There the network is evaluated at predicted
+weights (`ask_network`), and a warning says how far outputs and gradients are from the linearized
+ones. The numbers behind all of this are in `Calibration`.
 """
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
@@ -16,14 +24,16 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxttp._core.compile import jit
-from jaxttp._core.types import ApplyFn, Params, take
-from jaxttp.dynamics._kernels import apply_kernel, block_of
+from jaxttp._core.types import Params
+from jaxttp.dynamics._kernels import apply_kernel
 from jaxttp.dynamics._network import outputs_and_pull
 from jaxttp.dynamics._trajectory import Trajectory
 from jaxttp.dynamics.relinearize import RelinearizedTrajectory
+from jaxttp.forecast.methods.base import Linearizer, recur
 from jaxttp.forecast.problem import loss_and_error
+from jaxttp.forecast.training_setup import Descent
 from jaxttp.losses import Loss
-from jaxttp.losses.rule import Rule, Target, metric_time, training_time
+from jaxttp.losses.rule import Rule, Target, training_time
 from jaxttp.ntk.kernels import Kernel
 
 
@@ -35,34 +45,37 @@ class Calibration:
     right, and `experiments/training_time/calibration.py` the bands.
 
     Attributes:
-        spread: how much wider real runs of mini-batches scatter than those of the linearised
+        level: the fraction of runs that bands hold, where none is named.
+        spread: how much wider real runs of mini-batches scatter than those of the linearized
             network.
-        centre: the share of a re-linearised loss's error estimate that its band allows for; times
-            need all.
-        part: the share of the samples that the network is asked about.
+        center: the fraction of a relinearized loss's error that its band allows for; times need
+            all.
+        part: the fraction of the samples at which the network is evaluated,
         least: and so many where there are.
-        points: on a way that are looked at.
-        towards: on the straight way to the weights where this share of the predicted drop is left,
-        asked: the network is asked where this one is: of places on this way and on the path itself,
-            one or two, it told right forecasts from wrong ones best, for one of two ways back.
-        nothing: a share of the first loss below which losses are alike.
+        points: on a straight line in weight space, of which one is looked for.
+        towards: this line leads to the weights where so much of the predicted decrease is left,
+        asked: the point is the first where so much is left: of points on this line and on the path
+            itself, one or two, it told right forecasts from wrong ones best, for one of two
+            backward passes.
+        nothing: a fraction of the first loss below which losses are alike.
         of_loss: a loss that is r times as large counts as a speed that is r to the power of this.
         off: factors by which the network's speed of learning is another one, and by how much of the
             real times forecasts were off then. In 182 runs the largest error of three times was in
             8 of 10 at most 0.10 of the real one where speed or loss are by less than 1.2 times
             others, 0.18 up to 1.5, 0.32 up to 2, 0.43 up to 5 and 0.59 beyond. Below the least of
-            these there is no doubt.
-        unsure: a re-linearised time is, where its estimated error exceeds this share of it. The
-            estimate is on the safe side: this is the largest share at which four of five times that
-            are off by more than 13 % are doubted.
+            these there is no warning.
+        unsure: a relinearized time is, where its estimated error exceeds this fraction of it. The
+            estimate is on the safe side: this is the largest fraction at which four of five times
+            that are off by more than 13 % are warned of.
         slack: errors of so many steps are of no account.
         rise: a loss that comes to this multiple of its start is not believed.
         rose: a loss that ends this many times above its least is said to have risen,
-        drop: if that is at least this share of its drop.
+        drop: if that is at least this fraction of its decrease.
     """
 
+    level: float = 0.9
     spread: float = 1.5
-    centre: float = 0.3
+    center: float = 0.3
     part: float = 0.2
     least: int = 32
     points: int = 64
@@ -81,57 +94,216 @@ class Calibration:
 KNOWN = Calibration()
 
 
-def recentred(
-    paths: Float[Array, "p t"], plain: Float[Array, " t"], centre: Float[Array, " t"]
-) -> Float[Array, "p t"]:
-    """Loss curves of the linearised network, moved to where the re-linearised one expects them.
+class Times(NamedTuple):
+    """Training times, and how sure they are, by threshold or target.
 
-    Each becomes centre (L / plain)^1.5: a network whose kernel grows scatters more than one whose
+    Attributes:
+        steps: the median over draws where there are some; -1 for never.
+        bands: where most runs lie; None without draws and sketch.
+        errors: the ± by the integrator's own estimate; None where it has none.
+    """
+
+    steps: dict[Any, int]
+    bands: dict[Any, tuple[int, int]] | None = None
+    errors: dict[Any, int] | None = None
+
+
+def read_times(
+    path: Any,
+    rule: Rule,
+    *,
+    stable: bool,
+    level: float = KNOWN.level,
+    sketched: tuple[Array, Array] | None = None,
+    doubted_from: int | None = None,
+) -> Times:
+    """What a rule reads off a path, its draws and its rebuilt sketches.
+
+    Args:
+        path: of any dynamics.
+        rule: how times are read.
+        stable: whether they count as reached.
+        level: the fraction of runs that bands hold, in (0, 1).
+        sketched: losses and errors (G, T + 1) without each part of a sketch.
+        doubted_from: the step from which on a warning states no size: later times, and those that
+            are not reached, have neither band nor error then. None for never.
+    """
+    horizon = path.loss.shape[0] - 1
+    steps = rule.read(path.loss, path.error, reached=stable)
+    bands = errors = None
+    if path.uncertainty is not None:
+        errors = {
+            e: time_error(path.loss, path.uncertainty, functools.partial(rule.time, threshold=e))
+            if rule.metric == "loss"
+            else displaced(path.loss, path.uncertainty, time)
+            for e, time in steps.items()
+        }
+    if path.draws is not None and stable:
+        curves, bands = rule.curve(path.draws.loss, path.draws.error), {}
+        for e in rule.thresholds:
+            times = np.array([int(rule.time(curve, e)) for curve in np.asarray(curves)])
+            low, steps[e], high = _quantiles(times, level, horizon)
+            # A band lies around the center, whose own error widens it.
+            room = errors[e] if errors is not None and min(low, high) >= 0 else 0
+            bands[e] = max(min(low, 0), low - room), min(horizon, high + room)
+    if sketched is not None and stable:
+        curves = rule.curve(*sketched)
+        bands = {e: (t, t) for e, t in steps.items()} if bands is None else bands
+        for e, (low, high) in bands.items():
+            parts = [int(rule.time(curve, e)) for curve in curves]
+            if min(low, high, *parts) >= 0:  # one that is not reached stays as it is
+                ends = with_error((low, high), steps[e], jackknife(parts), level)
+                bands[e] = max(0, int(np.floor(ends[0]))), min(horizon, int(np.ceil(ends[1])))
+    if doubted_from is None:
+        return Times(steps, bands, errors)
+    sure = [e for e, time in steps.items() if 0 <= time <= doubted_from]
+    return Times(
+        steps,
+        None if bands is None else {e: bands[e] for e in sure if e in bands},
+        None if errors is None else {e: errors[e] for e in sure if e in errors},
+    )
+
+
+def read_targets(
+    path: Any,
+    targets: Iterable[Target],
+    smooth: int,
+    *,
+    sketched: tuple[Array, Array] | None = None,
+    **options: Any,
+) -> Times:
+    """The same by target, off curves averaged over `smooth` steps; see `read_times`.
+
+    Those of the test samples have neither band nor error, which are estimated on the training
+    samples.
+    """
+    steps: dict[Target, int] = {}
+    bands: dict[Target, tuple[int, int]] = {}
+    errors: dict[Target, int] = {}
+    for target in targets:
+        curves, parts = path, sketched
+        if target.on == "test":
+            curves, parts = _on_test_samples(path), None
+        own = read_times(curves, target.rule(smooth), sketched=parts, **options)
+        steps[target] = own.steps[target.value]
+        band = (own.bands or {}).get(target.value)
+        error = (own.errors or {}).get(target.value)
+        if band is not None:
+            bands[target] = band
+        if error is not None:
+            errors[target] = error
+    return Times(steps, bands, errors)
+
+
+def _on_test_samples(path: Any) -> Any:
+    return dataclasses.replace(
+        path, loss=path.test_loss, error=path.test_error, uncertainty=None, draws=None
+    )
+
+
+def _quantiles(times: np.ndarray, level: float, horizon: int) -> list[int]:
+    """The ends of a band of times and their median; paths that never arrive (-1) are the latest."""
+    times = np.where(times < 0, horizon + 1, times)
+    found = np.quantile(times, ((1 - level) / 2, 0.5, (1 + level) / 2), method="nearest")
+    return [-1 if time > horizon else int(time) for time in found]
+
+
+def time_error(loss: Any, error: Any, read: Callable[[Any], Any]) -> int:
+    """How far a training time moves when the loss curve moves by its error.
+
+    Args:
+        loss: the forecast (T + 1,).
+        error: the estimated error (T + 1,).
+        read: curve -> step or -1.
+
+    Returns:
+        The larger move of both directions in steps, at least 1 (a time is a whole number); the
+        horizon where a moved curve does not get there.
+
+    Example:
+        >>> line = np.linspace(1.0, 0.0, 11)
+        >>> time_error(line, np.full(11, 0.15), lambda curve: training_time(curve, 0.5))
+        1
+    """
+    loss, error = np.asarray(loss), np.asarray(error)
+    base, *others = (int(read(curve)) for curve in (loss, loss + error, loss - error))
+    if base < 0 or min(others) < 0:
+        return len(loss) - 1
+    return max(1, *(abs(other - base) for other in others))
+
+
+def displaced(loss: Any, error: Any, time: int) -> int:
+    """How far the loss of a step moves in time; as far, for want of better, other curves do.
+
+    Args:
+        loss: the forecast on the training samples (T + 1,).
+        error: its estimated error (T + 1,).
+        time: a step; -1 for never.
+
+    Returns:
+        Steps, as `time_error`; the horizon for never.
+
+    Example:
+        >>> displaced(np.linspace(1.0, 0.0, 11), np.full(11, 0.15), 4)
+        2
+    """
+    if time < 0:
+        return len(loss) - 1
+    level = float(loss[time])
+    return time_error(loss, error, lambda curve: training_time(curve, level, rule="absolute"))
+
+
+def loss_band(
+    path: Any, level: float, sketched: tuple[Array, Array] | None = None
+) -> Float[Array, "2 t"] | None:
+    """Where the loss of most runs lies at every step; None without draws and sketch.
+
+    Args:
+        path: of any dynamics; around a relinearized center the band leaves room for its error.
+        level: the fraction of runs, in (0, 1).
+        sketched: losses and errors (G, T + 1) without each part of a sketch.
+
+    Returns:
+        Lower and upper ends (2, T + 1).
+    """
+    band = None
+    if path.draws is not None:
+        ends = jnp.asarray([(1 - level) / 2, (1 + level) / 2], path.draws.loss.dtype)
+        band = jnp.quantile(path.draws.loss, ends, axis=0)
+        if path.uncertainty is not None:
+            room = KNOWN.center * path.uncertainty
+            band = jnp.stack([jnp.maximum(band[0] - room, 0.0), band[1] + room])
+    if sketched is not None:
+        whole = np.stack([path.loss, path.loss]) if band is None else band
+        ends = with_error(whole, path.loss, jackknife(sketched[0]), level)
+        band = jnp.asarray(np.maximum(ends, 0.0), path.loss.dtype)
+    return band
+
+
+def recentered(
+    paths: Float[Array, "p t"], plain: Float[Array, " t"], center: Float[Array, " t"]
+) -> Float[Array, "p t"]:
+    """Loss curves of the linearized network, moved to where the relinearized one expects them.
+
+    Each becomes center (L / plain)^1.5: a network whose kernel grows scatters more than one whose
     kernel does not.
 
     Args:
         paths: losses under many draws of the batches, (P, T + 1).
-        plain: the full-batch loss of the linearised network (T + 1,).
-        centre: that of the re-linearised one (T + 1,).
+        plain: the full-batch loss of the linearized network (T + 1,).
+        center: that of the relinearized one (T + 1,).
 
     Returns:
         The moved curves (P, T + 1).
 
     Example:
-        >>> import jax.numpy as jnp
-        >>> plain, centre = jnp.array([1.0, 0.5]), jnp.array([1.0, 0.25])
-        >>> recentred(jnp.array([[1.0, 0.5]]), plain, centre).tolist()
+        >>> plain, center = jnp.array([1.0, 0.5]), jnp.array([1.0, 0.25])
+        >>> recentered(jnp.array([[1.0, 0.5]]), plain, center).tolist()
         [[1.0, 0.25]]
     """
     tiny = jnp.finfo(paths.dtype).tiny
     ratio = jnp.maximum(paths, tiny) / jnp.maximum(plain, tiny)[None]
-    return centre[None] * ratio**KNOWN.spread
-
-
-def loss_band(
-    paths: Float[Array, "p t"], level: float, uncertainty: Float[Array, " t"] | None = None
-) -> Float[Array, "2 t"]:
-    """The band that holds a share `level` of the curves at every step, and the centre's error.
-
-    Args:
-        paths: loss curves (P, T + 1).
-        level: in (0, 1).
-        uncertainty: estimated error of a re-linearised centre (T + 1,).
-
-    Returns:
-        Lower and upper ends (2, T + 1).
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> loss_band(jnp.arange(11.0)[:, None], 0.8).round(6).tolist()
-        [[1.0], [9.0]]
-    """
-    ends = jnp.asarray([(1 - level) / 2, (1 + level) / 2], paths.dtype)
-    band = jnp.quantile(paths, ends, axis=0)
-    if uncertainty is None:
-        return band
-    more = KNOWN.centre * uncertainty
-    return jnp.stack([jnp.maximum(band[0] - more, 0.0), band[1] + more])
+    return center[None] * ratio**KNOWN.spread
 
 
 def jackknife(values: Any) -> np.ndarray:
@@ -165,300 +337,8 @@ def with_error(band: Any, middle: Any, deviation: Any, level: float) -> np.ndarr
     return np.stack([middle - np.hypot(below, reach), middle + np.hypot(above, reach)])
 
 
-def steps_with_error(
-    bands: Mapping[float, tuple[int, int]] | None,
-    times: Mapping[float, int],
-    reads: Mapping[float, Sequence[int]],
-    level: float,
-    horizon: int,
-) -> dict[float, tuple[int, int]]:
-    """Bands of training times with room for the error of a sketch, within the horizon.
-
-    Args:
-        bands: by threshold; the times themselves when None.
-        times: training times.
-        reads: what they are without each group of the sketch.
-        level: in (0, 1).
-        horizon: T.
-
-    Returns:
-        The wider bands; one that is not reached stays as it is.
-
-    Example:
-        >>> steps_with_error(None, {0.1: 20}, {0.1: [19, 20, 20, 21]}, 0.9, 150)
-        {0.1: (17, 23)}
-    """
-    out = dict(bands) if bands is not None else {e: (t, t) for e, t in times.items()}
-    for e, (low, high) in out.items():
-        if min(low, high, *reads[e]) >= 0:
-            ends = with_error((low, high), times[e], jackknife(reads[e]), level)
-            out[e] = (max(0, int(np.floor(ends[0]))), min(horizon, int(np.ceil(ends[1]))))
-    return out
-
-
-def steps_band(
-    curves: Array,
-    threshold: float,
-    *,
-    quantiles: tuple[float, ...] = (0.1, 0.5, 0.9),
-    read: Callable[..., Any] = metric_time,
-    **definition: Any,
-) -> tuple[int, ...]:
-    """Quantiles of the training time over many curves.
-
-    Args:
-        curves: losses or errors (P, T + 1), one curve a path.
-        threshold: epsilon, as in `training_time`.
-        quantiles: shares of the paths.
-        read: (curve, threshold) -> step or -1.
-        **definition: metric, rule, window and smooth of `metric_time`.
-
-    Returns:
-        One step a quantile, -1 for never: paths that never get there are later than all others.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> curves = jnp.array([[1.0, 0.5, 0.0, 0.0], [1.0, 0.9, 0.5, 0.0]])
-        >>> steps_band(curves, 0.6, quantiles=(0.0, 1.0))
-        (1, 2)
-    """
-    times = np.array([int(read(curve, threshold, **definition)) for curve in np.asarray(curves)])
-    never = curves.shape[1]
-    times = np.where(times < 0, never, times)
-    found = np.quantile(times, quantiles, method="nearest")
-    return tuple(-1 if t == never else int(t) for t in found)
-
-
-def steps_uncertainty(
-    loss: Any,
-    uncertainty: Any,
-    threshold: float,
-    read: Callable[..., Any] = metric_time,
-    **definition: Any,
-) -> int:
-    """How far a training time moves when the loss curve moves by its uncertainty.
-
-    Args:
-        loss: the forecast (T + 1,).
-        uncertainty: its estimated error (T + 1,).
-        threshold: epsilon, as in `training_time`.
-        read: (curve, threshold) -> step or -1.
-        **definition: rule, window and smooth of `metric_time`.
-
-    Returns:
-        The larger move of both directions in steps, at least 1 (a time is a whole number); the
-        horizon where a moved curve does not get there.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> steps_uncertainty(jnp.linspace(1.0, 0.0, 11), jnp.zeros(11), 0.5)
-        1
-    """
-    loss, uncertainty = np.asarray(loss), np.asarray(uncertainty)
-    moved = (loss, loss + uncertainty, loss - uncertainty)
-    base, *others = (int(read(curve, threshold, **definition)) for curve in moved)
-    if base < 0 or min(others) < 0:
-        return len(loss) - 1
-    return max(1, *(abs(other - base) for other in others))
-
-
-def displaced(loss: Any, uncertainty: Any, time: int) -> int:
-    """How far the loss of a step moves in time; as far, for want of better, other curves do.
-
-    Args:
-        loss: the forecast on the training samples (T + 1,).
-        uncertainty: its estimated error (T + 1,).
-        time: a step; -1 for never.
-
-    Returns:
-        Steps, as `steps_uncertainty`; the horizon for never.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> displaced(jnp.linspace(1.0, 0.0, 11), jnp.full(11, 0.15), 4)
-        2
-    """
-    if time < 0:
-        return len(loss) - 1
-    level = float(loss[time])
-    return steps_uncertainty(loss, uncertainty, level, rule="absolute")
-
-
-LEVEL = 0.9
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Doubt:
-    """Training times, and how sure they and the loss are.
-
-    Attributes:
-        steps: by threshold; the median over draws where there are some.
-        loss_band: where the loss of a share of all runs lies (2, T + 1), or None.
-        steps_band: the same for every training time, or None.
-        steps_uncertainty: the error of a re-linearised time by its own estimate, or None.
-        targets: steps by target.
-        targets_band: the same as `steps_band`, for the targets that have one.
-        targets_uncertainty: the same as `steps_uncertainty`, for the targets that have one.
-    """
-
-    steps: Mapping[float, int]
-    loss_band: Float[Array, "2 t"] | None = None
-    steps_band: Mapping[float, tuple[int, int]] | None = None
-    steps_uncertainty: Mapping[float, int] | None = None
-    targets: Mapping[Target, int] = dataclasses.field(default_factory=dict)
-    targets_band: Mapping[Target, tuple[int, int]] = dataclasses.field(default_factory=dict)
-    targets_uncertainty: Mapping[Target, int] = dataclasses.field(default_factory=dict)
-
-    @classmethod
-    def of(
-        cls,
-        path: Any,
-        rule: Rule,
-        *,
-        stable: bool,
-        level: float = LEVEL,
-        sketched: tuple[Array, Array] | None = None,
-        targets: Iterable[Target] = (),
-        doubted_from: int | None = None,
-    ) -> "Doubt":
-        """Read a path.
-
-        Args:
-            path: of any dynamics.
-            rule: how times are read.
-            stable: whether they count as reached.
-            level: the share that bands hold, in (0, 1).
-            sketched: losses and errors (G, T + 1) without each part of a sketch, see
-                `without_parts`.
-            targets: read off the same curves, averaged as the rule's; those of the test samples
-                have neither band nor uncertainty.
-            doubted_from: see `Prediction`; later times, and those that are not reached, have
-                neither band nor uncertainty then.
-        """
-        band = None
-        if path.draws is not None:
-            band = loss_band(path.draws.loss, level, path.uncertainty)
-        if sketched is not None:
-            whole = jnp.stack([path.loss, path.loss]) if band is None else band
-            ends = with_error(whole, path.loss, jackknife(sketched[0]), level)
-            band = jnp.maximum(jnp.asarray(ends, path.loss.dtype), 0.0)
-        own = _read(path, rule, stable=stable, level=level, sketched=sketched)
-        own = own.until(doubted_from)
-        asked = {}
-        for target in targets:
-            seen, parts = (path, sketched) if target.on == "train" else (_test(path), None)
-            found = _read(seen, target.rule(rule.smooth), stable=stable, level=level,
-                          sketched=parts)  # fmt: skip
-            found = found.until(doubted_from)
-            asked[target] = _Times(*(None if v is None else v.get(target.value) for v in found))
-        return cls(
-            own.steps, band, own.band, own.uncertainty,
-            targets={target: one.steps for target, one in asked.items()},
-            targets_band={t: one.band for t, one in asked.items() if one.band is not None},
-            targets_uncertainty={
-                t: one.uncertainty for t, one in asked.items() if one.uncertainty is not None
-            },
-        )  # fmt: skip
-
-
-class _Times(NamedTuple):
-    """Times by threshold, where they lie, and their error by the path's own estimate."""
-
-    steps: Any
-    band: Any
-    uncertainty: Any
-
-    def until(self, step: int | None) -> "_Times":
-        """The same, without bands and errors of times after a step, and of none; None for all."""
-        if step is None:
-            return self
-        sure = {threshold for threshold, time in self.steps.items() if 0 <= time <= step}
-        band, uncertainty = (
-            found and {e: one for e, one in found.items() if e in sure}
-            for found in (self.band, self.uncertainty)
-        )
-        return _Times(self.steps, band, uncertainty)
-
-
-def _test(path: Any) -> Any:
-    """The curves on the test samples in the place of those on the training samples."""
-    assert path.test_loss is not None  # checked
-    assert path.test_error is not None
-    return dataclasses.replace(
-        path, loss=path.test_loss, error=path.test_error, uncertainty=None, draws=None
-    )
-
-
-def _read(
-    path: Any,
-    rule: Rule,
-    *,
-    stable: bool,
-    level: float,
-    sketched: tuple[Array, Array] | None,
-) -> _Times:
-    """What a rule reads off a path, its draws and its rebuilt sketches."""
-    horizon = path.loss.shape[0] - 1
-    times = rule.read(path.loss, path.error, reached=stable)
-    own = bands = None
-    if path.uncertainty is not None and rule.metric == "loss":
-        own = {
-            e: steps_uncertainty(path.loss, path.uncertainty, e, rule.time) for e in rule.thresholds
-        }
-    elif path.uncertainty is not None:
-        own = {e: displaced(path.loss, path.uncertainty, time) for e, time in times.items()}
-    if path.draws is not None and stable:
-        quantiles = ((1 - level) / 2, 0.5, (1 + level) / 2)
-        curves = rule.curve(path.draws.loss, path.draws.error)
-        found = {
-            e: steps_band(curves, e, quantiles=quantiles, read=rule.time) for e in rule.thresholds
-        }
-        times = {e: middle for e, (_, middle, _) in found.items()}
-        bands = {}
-        for e, (low, _, high) in found.items():
-            room = 0 if own is None or min(low, high) < 0 else own[e]
-            bands[e] = max(min(low, 0), low - room), min(horizon, high + room)
-    if sketched is not None and stable:
-        curves = rule.curve(*sketched)
-        reads = {e: [int(rule.time(curve, e)) for curve in curves] for e in rule.thresholds}
-        bands = steps_with_error(bands, times, reads, level, horizon)
-    return _Times(times, bands, own)
-
-
-class Subset(NamedTuple):
-    """Some of the samples, and their kernel.
-
-    Attributes:
-        kernel: Theta of theirs.
-        x: samples (n, ...).
-        targets: encoded.
-        start: their outputs before training (n, C).
-        rows: which they are; None for all.
-    """
-
-    kernel: Kernel
-    x: Any
-    targets: Any
-    start: Array
-    rows: np.ndarray | None = None
-
-    @property
-    def size(self) -> int:
-        """How many there are."""
-        return self.start.shape[0]
-
-    def some(self) -> "Subset":
-        """As many as the network is asked about, drawn by lot, the same ones every time."""
-        size = sampled(self.size)
-        if size >= self.size:
-            return self
-        rows = np.sort(np.random.default_rng(0).permutation(self.size)[:size])
-        kernel = block_of(self.kernel, rows, rows)
-        return Subset(kernel, take(self.x, rows), take(self.targets, rows), self.start[rows], rows)
-
-
 def sampled(samples: int) -> int:
-    """How many of so many samples the network is asked about.
+    """At how many of so many samples the network is evaluated.
 
     Example:
         >>> sampled(20), sampled(100), sampled(1000)
@@ -467,28 +347,109 @@ def sampled(samples: int) -> int:
     return max(min(samples, KNOWN.least), int(KNOWN.part * samples))
 
 
-@jit
-def _moved(params: Params, step: Params, scale: Array) -> Params:
-    """C w_0 + the displacement."""
-    return jax.tree.map(lambda w, m: scale.astype(w.dtype) * w + m, params, step)
+def passes_asked(samples: int) -> float:
+    """Passes back through the network with so many samples that `ask_network` takes.
+
+    Example:
+        >>> passes_asked(20), passes_asked(1000)
+        (2.0, 0.4)
+    """
+    return 2 * sampled(samples) / samples
 
 
-@functools.partial(jit, static_argnums=3)
-def _loss_and_square(
-    outputs: Array, pulled: Params, targets: Any, loss: Loss
-) -> tuple[Array, Array]:
-    """The loss of outputs, and the squared norm of all leaves of J^T g."""
-    found = sum((jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(pulled)), start=jnp.zeros(()))
-    return loss.value(outputs, targets), found
+class Witness(NamedTuple):
+    """How the network differs from its linearization at predicted weights.
+
+    Attributes:
+        step: on the line to whose weights it was evaluated; -1 where it was not.
+        speed: how fast its loss falls there over how fast the forecast has it fall.
+        loss: its loss over the predicted one; 1 where one of them is negative.
+        samples: how many were evaluated.
+        share: which of all that is.
+    """
+
+    step: int = -1
+    speed: float = 1.0
+    loss: float = 1.0
+    samples: int = 0
+    share: float = 1.0
+
+    @property
+    def passes(self) -> float:
+        """Passes back through the network with all samples: to the weights, and there."""
+        return 2 * self.share if self.step >= 0 else 0.0
+
+
+NOBODY = Witness()
+
+
+def ask_network(lines: Linearizer, descent: Descent) -> Witness:
+    """How fast the network learns, and what its loss is, at weights that one kernel predicts.
+
+    At outputs f with gradient g the loss falls by g^T Theta g, which is |J^T g|^2: with the J of
+    weights w on the line from w_0 to w_t = c_t w_0 + J_0^T a_t, over that with J_0, at the outputs
+    that the linearized network has there, f_0 + s (f_t - f_0). It costs two products with J^T.
+    The weights are those of a training on a part of the samples alone, with the same optimizer and
+    full batches: its kernel is a part of the kernel, so that nothing but those products is to be
+    computed.
+
+    Args:
+        lines: with its kernel before training.
+        descent: the training, by a linear optimizer.
+
+    Returns:
+        Speed and loss 1 for a linear network; infinite where the network is not finite. `NOBODY`
+        where the loss does not change, the forecast diverges or there is no gradient.
+    """
+    whole = lines.problem.f0.shape[0]
+    size, part = sampled(whole), lines
+    if size < whole:  # drawn at random, the same ones every time
+        part = lines.take(np.sort(np.random.default_rng(0).permutation(whole)[:size]))
+    path = recur(part, descent.full)
+    if _diverges(path) and part is not lines:  # a part may be stiffer than the whole
+        part, path = lines, recur(lines, descent.full)
+    if _diverges(path):
+        return NOBODY
+    problem = part.problem
+    loss, size = problem.loss, problem.f0.shape[0]
+    curve = np.asarray(loss_and_error(loss, path.train, problem.targets)[0])
+    step, least = int(training_time(curve, KNOWN.towards)), float(curve.min())
+    if step <= 0:
+        return NOBODY
+    level = least + KNOWN.asked * (float(curve[0]) - least)
+    point = _point(
+        part.first, problem.f0, problem.targets, path.train, path.dual, path.scale,
+        np.asarray(step), np.asarray(level, problem.f0.dtype), loss,
+    )  # fmt: skip
+    expected = float(point.expected)
+    if expected <= 0:
+        return NOBODY
+    see = outputs_and_pull(problem.network)
+    weights = _moved(problem.weights, see(problem.weights, problem.x, point.dual)[1], point.scale)
+    outputs, pulled = see(weights, problem.x, point.gradient)
+    real, square = map(float, _loss_and_square(outputs, pulled, problem.targets, loss))
+    predicted, nothing = float(point.loss), KNOWN.nothing * float(curve[0])
+    if not np.isfinite(real):
+        ratio = np.inf
+    else:  # losses of one's own may be negative, where a ratio says nothing
+        is_known = min(real, predicted) >= 0 and nothing > 0
+        ratio = (real + nothing) / (predicted + nothing) if is_known else 1.0
+    speed = square / expected if np.isfinite(square) else np.inf
+    return Witness(step, speed, ratio, size, size / whole)
+
+
+def _diverges(path: Trajectory) -> bool:
+    assert path.diverged_at is not None
+    return int(path.diverged_at) >= 0
 
 
 class Waypoint(NamedTuple):
-    """A point w_0 + s (w_t - w_0) on the way to the weights w_t = c_t w_0 + J_0^T a_t of a step.
+    """A point w_0 + s (w_t - w_0) on the line to the weights w_t = c_t w_0 + J_0^T a_t of a step.
 
     Attributes:
         dual: s a_t (N, C), so that its weights are scale w_0 + J_0^T dual.
         scale: 1 + s (c_t - 1).
-        gradient: of the loss by the outputs f_0 + s (f_t - f_0) that the linearised network has
+        gradient: of the loss by the outputs f_0 + s (f_t - f_0) that the linearized network has
             there (N, C).
         expected: g^T Theta g, the speed at which the kernel has the loss fall there.
         loss: of those outputs.
@@ -513,10 +474,7 @@ def _point(
     level: Array,
     loss: Loss,
 ) -> Waypoint:
-    """The first of points on the way to the weights of a step whose loss is low enough.
-
-    Where none is, the end of the way.
-    """
+    """The first point on the line to the weights of a step whose loss is low enough, or its end."""
     moved = train[step] - start
     ways = jnp.arange(1, KNOWN.points + 1, dtype=moved.dtype) / KNOWN.points
     losses = jax.vmap(lambda s: loss.value(start + s * moved, targets))(ways)
@@ -529,153 +487,56 @@ def _point(
     )
 
 
-class Witness(NamedTuple):
-    """What the network says of a forecast with one kernel.
-
-    Attributes:
-        step: on the way to whose weights it was asked; -1 where nobody was.
-        speed: how fast its loss falls there over how fast the forecast has it fall.
-        loss: its loss over the predicted one; 1 where one of them is negative.
-        samples: how many it was asked about.
-        share: which of all that is.
-    """
-
-    step: int = -1
-    speed: float = 1.0
-    loss: float = 1.0
-    samples: int = 0
-    share: float = 1.0
-
-    @property
-    def passes(self) -> float:
-        """Ways on and back through the network with all samples: to the place, and there."""
-        return 2 * self.share if self.step >= 0 else 0.0
+@jit
+def _moved(params: Params, step: Params, scale: Array) -> Params:
+    """C w_0 + the displacement."""
+    return jax.tree.map(lambda w, m: scale.astype(w.dtype) * w + m, params, step)
 
 
-NOBODY = Witness()
-
-
-def passes_asked(samples: int) -> float:
-    """The same before anybody is asked, with so many samples.
-
-    Example:
-        >>> passes_asked(20), passes_asked(1000)
-        (2.0, 0.4)
-    """
-    return 2 * sampled(samples) / samples
-
-
-def ask_network(
-    network: ApplyFn,
-    params: Params,
-    whole: Subset,
-    loss: Loss,
-    follow: Callable[[Subset], Trajectory],
-) -> Witness:
-    """How fast the network learns, and what its loss is, at weights that one kernel predicts.
-
-    At outputs f with gradient g the loss falls by g^T Theta g, which is |J^T g|^2: with the J of
-    weights w on the way from w_0 to w_t = c_t w_0 + J_0^T a_t, over that with J_0, at the outputs
-    that the linearised network has there, f_0 + s (f_t - f_0). It costs two products with J^T.
-    The weights are those of a training on a part of the samples alone, with the same optimiser and
-    full batches: its kernel is a part of the kernel, so that nothing but those products is to be
-    paid for.
-
-    Args:
-        network: ``(params, x) -> outputs (N, C)``.
-        params: w_0, the part that is trained.
-        whole: all samples and their kernel.
-        loss: exact.
-        follow: the training of some samples, of `recursion`, which knows a_t and c_t.
-
-    Returns:
-        Speed and loss 1 for a linear network; infinite where the network is not finite. `NOBODY`
-        where the loss does not change, the forecast diverges or there is no gradient.
-    """
-    part = whole.some()
-    path = follow(part)
-    if _diverges(path) and part is not whole:  # a part may be stiffer than the whole
-        part, path = whole, follow(whole)
-    if _diverges(path):
-        return NOBODY
-    curve = np.asarray(loss_and_error(loss, path.train, part.targets)[0])
-    step, least = int(training_time(curve, KNOWN.towards)), float(curve.min())
-    if step <= 0:
-        return NOBODY
-    level = least + KNOWN.asked * (float(curve[0]) - least)
-    point = _point(
-        part.kernel, part.start, part.targets, path.train, path.dual, path.scale,
-        np.asarray(step), np.asarray(level, part.start.dtype), loss,
-    )  # fmt: skip
-    expected = float(point.expected)
-    if expected <= 0:
-        return NOBODY
-    see = outputs_and_pull(network)
-    weights = _moved(params, see(params, part.x, point.dual)[1], point.scale)
-    outputs, pulled = see(weights, part.x, point.gradient)
-    real, found = map(float, _loss_and_square(outputs, pulled, part.targets, loss))
-    return Witness(
-        step=step,
-        speed=found / expected if np.isfinite(found) else np.inf,
-        loss=_over(real, float(point.loss), float(curve[0])),
-        samples=part.size,
-        share=part.size / whole.size,
-    )
-
-
-def _diverges(path: Trajectory) -> bool:
-    assert path.diverged_at is not None
-    return int(path.diverged_at) >= 0
-
-
-def _over(real: float, predicted: float, first: float) -> float:
-    """A loss over what was predicted, where that means something."""
-    if not np.isfinite(real):
-        return np.inf
-    if min(real, predicted) < 0 or first <= 0:
-        return 1.0
-    return (real + KNOWN.nothing * first) / (predicted + KNOWN.nothing * first)
+@functools.partial(jit, static_argnums=3)
+def _loss_and_square(
+    outputs: Array, pulled: Params, targets: Any, loss: Loss
+) -> tuple[Array, Array]:
+    """The loss of outputs, and the squared norm of all leaves of J^T g."""
+    found = sum((jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(pulled)), start=jnp.zeros(()))
+    return loss.value(outputs, targets), found
 
 
 def trust_in_speeds(witness: Witness, loss: Float[Array | np.ndarray, " t"]) -> str | None:
     """What `ask_network` and the predicted curve say of a forecast with one kernel.
 
     Args:
-        witness: with 1 where the linearisation holds.
+        witness: with 1 where the linearization holds.
         loss: the predicted curve.
 
     Returns:
-        A sentence, or None where there is no doubt.
+        A sentence, or None where there is no warning.
     """
     rising = trust_in_loss(loss, "the real network may not survive that; try a lower rate")
-    if rising is not None:
+    if rising is not None or witness.step < 0:
         return rising
-    if witness.step < 0:
-        return None
     change, far = _times(witness.speed), _times(witness.loss) ** KNOWN.of_loss
-    if max(change, far) <= min(KNOWN.off)[0]:
+    off = [words for least, words in KNOWN.off if max(change, far) >= least]
+    if not off:
         return None
-    by_loss = far > change
-    told = witness.loss if by_loss else witness.speed
     alone = f" of {witness.samples} samples alone" if witness.share < 1 else ""
     where = f"on the way to the weights predicted for step {witness.step}{alone}"
-    if not np.isfinite(told):
+    ratio = witness.loss if far > change else witness.speed
+    if not np.isfinite(ratio):
         return (
             f"{where} the network is not finite: one linearization does not hold that far; try a "
             "lower rate, or relinearize='auto'"
         )
-    off = next(words for least, words in KNOWN.off if max(change, far) >= least)
-    times = _times(told)
-    much = "over 100" if times > 100 else f"{times:.2g}"
-    if by_loss:
-        size = "times" if told > 1 else "times below"
-        found = f"the network's loss is {much} {size} what this one linearization has it"
+    much = "over 100" if _times(ratio) > 100 else f"{_times(ratio):.2g}"
+    if far > change:
+        size = "times" if ratio > 1 else "times below"
+        differs = f"the network's loss is {much} {size} what this one linearization has it"
     else:
-        how = "fast" if told > 1 else "slowly"
-        found = f"the network learns {much} times as {how} as this one linearization has it"
+        how = "fast" if ratio > 1 else "slowly"
+        differs = f"the network learns {much} times as {how} as this one linearization has it"
     return (
-        f"{where} {found}: times can be off by {off} of themselves; relinearize='auto' follows "
-        "such changes"
+        f"{where} {differs}: times can be off by {off[0]} of themselves; relinearize='auto' "
+        "follows such changes"
     )
 
 
@@ -709,14 +570,14 @@ def trust_in_loss(loss: Float[Array | np.ndarray, " t"], remedy: str) -> str | N
 
 
 def trust_in_path(path: RelinearizedTrajectory, rule: Rule) -> str | None:
-    """What a re-linearised path says of itself.
+    """What a relinearized path says of itself.
 
     Args:
         path: of `relinearized_recursion`.
         rule: how times are read; those of the loss have an error by the path's own estimate.
 
     Returns:
-        A sentence, or None where there is no doubt.
+        A sentence, or None where there is no warning.
     """
     if path.held_from >= 0:
         return (
@@ -730,18 +591,19 @@ def trust_in_path(path: RelinearizedTrajectory, rule: Rule) -> str | None:
     )
     if rising is not None:
         return rising
-    worst, time, doubt = None, 0, 0
+    unsure = []
     for threshold in rule.thresholds if rule.metric == "loss" else ():
-        step = int(rule.time(path.loss, threshold))
-        off = steps_uncertainty(path.loss, path.loss_uncertainty, threshold, rule.time)
-        share = off / max(step, 1) if step >= 0 and off > KNOWN.slack else 0.0
-        if share > (KNOWN.unsure if worst is None else doubt / max(time, 1)):
-            worst, time, doubt = threshold, step, off
-    if worst is None:
+        read = functools.partial(rule.time, threshold=threshold)
+        step, off = int(read(path.loss)), time_error(path.loss, path.loss_uncertainty, read)
+        relative = off / max(step, 1)
+        if step >= 0 and off > KNOWN.slack and relative > KNOWN.unsure:
+            unsure.append((relative, step, off, threshold))
+    if not unsure:
         return None
-    never = doubt >= len(path.loss) - 1
-    known = "may as well never come" if never else f"is known to ± {doubt} only"
-    line = f"step {time} ({rule.words(worst)}) {known}, by what the last kernels changed"
+    _, step, off, threshold = max(unsure, key=lambda one: one[0])
+    never = off >= len(path.loss) - 1
+    known = "may as well never come" if never else f"is known to ± {off} only"
+    line = f"step {step} ({rule.words(threshold)}) {known}, by what the last kernels changed"
     if path.edge_at >= 0:
         return (
             f"crosses the edge of stability by step {path.edge_at}: a real training oscillates "

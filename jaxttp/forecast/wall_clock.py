@@ -1,7 +1,6 @@
 """From steps to seconds and to money: measured on this device, or estimated for another one."""
 
 import dataclasses
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,13 +23,12 @@ class Device:
         flops: peak operations a second of matrix products at JAX's default precision for float32
             arrays (TF32 tensor cores where there are any, bfloat16 on TPUs).
         bandwidth: peak bytes a second from and to its memory.
-        launch: seconds between the starts of two kernels of a compiled program, however small.
-        dispatch: seconds until the host has started a compiled step, however small.
+        dispatch: seconds until the host has started a compiled step, however small: a round figure
+            of what is usual with the leaves of a network.
     """
 
     flops: float
     bandwidth: float
-    launch: float = 4e-6
     dispatch: float = 1e-4
 
 
@@ -41,18 +39,10 @@ DEVICES: Mapping[str, Device] = {
     "A100": Device(156e12, 2.04e12),
     "H100": Device(494e12, 3.35e12),
     "H200": Device(494e12, 4.8e12),
-    "TPU v4": Device(275e12, 1.23e12, launch=1e-6),
-    "TPU v5e": Device(197e12, 8.19e11, launch=1e-6),
+    "TPU v4": Device(275e12, 1.23e12),
+    "TPU v5e": Device(197e12, 8.19e11),
 }
-"""Peaks from the makers' data sheets (dense, one device; SXM variants).
-
-The floors are round figures of what is usual, not measurements: a CUDA kernel starts 2 to 5 µs
-after the one before it, whatever it computes, an operation of a TPU's program about 1 µs; calling a
-compiled step with the leaves of a network costs the host of the order of 100 µs.
-"""
-
-_FREE = frozenset({"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all"})
-_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?[\w.-]+ = .*?([a-z][a-z0-9-]*)\(")
+"""Peaks from the makers' data sheets (dense, one device; SXM variants)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,7 +108,7 @@ def wall_clock(
         batch_size: samples a step; all of them when None.
         device: None measures a few steps on the device at hand (their result is thrown away); a
             name of `DEVICES` or a `Device` estimates them from XLA's count of operations and bytes,
-            and at least what it takes to start the program's kernels.
+            and at least what it takes to start a step.
         efficiency: share of the peaks that an estimate expects to reach, in (0, 1]; 0.4 is usual
             for large layers, small networks stay far below.
         price_per_hour: of the device, in any currency.
@@ -136,11 +126,10 @@ def wall_clock(
         ...                    steps={0.1: 40}, horizon=100, optimizer=optax.sgd(1.0),
         ...                    loss="squared_error", device="A100", price_per_hour=2.0)
         >>> clock.total_seconds == 100 * clock.step_seconds, clock.source
-        (True, 'estimated for A100 (the time to start its kernels)')
+        (True, 'estimated for A100 (the time to start a step)')
 
     Source:
-        TTP Section 5 reports seconds on one device; the roofline estimate is standard, the floor
-        below it is `Device`'s.
+        TTP Section 5 reports seconds on one device; the roofline estimate is standard.
     """
     check_integer("horizon", horizon, at_least=1)
     check_known(efficiency=efficiency)
@@ -174,34 +163,13 @@ def wall_clock(
                 f"{jax.default_backend()!r} does not give; measure with device=None, or run on CPU."
             )
         seconds = max(operations / device.flops, moved / device.bandwidth) / efficiency
-        floor = device.dispatch + device.launch * count_kernels(step.compiled.as_text() or "")
         source = f"estimated for {name}"
-        if floor > seconds:
-            seconds, source = floor, f"{source} (the time to start its kernels)"
+        if device.dispatch > seconds:
+            seconds, source = device.dispatch, f"{source} (the time to start a step)"
     total = horizon * seconds
     cost = None if price_per_hour is None else total / 3600 * price_per_hour
     reached = {e: t * seconds for e, t in steps.items() if t >= 0}
     return WallClock(seconds, reached, total, cost, source, compiling)
-
-
-def count_kernels(program: str) -> int:
-    """How many kernels a compiled program starts: the steps of its entry that compute something.
-
-    They are those of the backend that compiled it; another one fuses them somewhat differently. The
-    body of a loop counts once, so it is a lower bound.
-
-    Args:
-        program: the text of an optimised HLO module.
-
-    Example:
-        >>> lines = ("ENTRY main {", "  p = f32[2]{0} parameter(0)", "  ROOT d = f32[] dot(p, p)")
-        >>> count_kernels(chr(10).join(lines))
-        1
-    """
-    _, found, entry = program.partition("ENTRY ")
-    lines = entry.partition("\n}")[0].splitlines()[1:] if found else ()
-    names = (match[1] for match in map(_INSTRUCTION.match, lines) if match)
-    return sum(name not in _FREE for name in names)
 
 
 def readable_time(seconds: float) -> str:

@@ -168,9 +168,9 @@ def pick(bottleneck: Array | None, index: int) -> Array | None:
 
 
 def split(x: Array) -> tuple[Array, Array]:
-    """The two halves of a state (N, d)."""
-    half = x.shape[1] // 2
-    return x[:, :half], x[:, half:]
+    """The two halves of a state (N, d), or of several (L, N, d)."""
+    half = x.shape[-1] // 2
+    return x[..., :half], x[..., half:]
 
 
 def join(halves: Any) -> Array:

@@ -113,7 +113,7 @@ class PseudoInverse(eqx.Module):
             drawn = jax.random.normal(cast(Array, self.key), s.shape, s.dtype)
             found = self._solve(s + spread * drawn, t)
             achieved = s @ found.solution
-            return found._replace(achieved=achieved, residual=_relative(achieved - t, t))
+            return found._replace(achieved=achieved, residual=relative(achieved - t, t))
         return self._solve(s, t)
 
     def _solve(self, s: Array, t: Array) -> Solve:
@@ -201,7 +201,7 @@ class PseudoInverse(eqx.Module):
         solution = filtered(s.T @ t) if thin else s.T @ filtered(t)
         achieved = s @ solution
         rank = jnp.sum(keep, dtype=jnp.int32) + (kept_leading & (leading > 0)).astype(jnp.int32)
-        residual = _relative(achieved - t, t)
+        residual = relative(achieved - t, t)
         return Solve(solution, achieved, rank, jnp.sqrt(largest), residual), resolved
 
     def _spectral_wide(self, s: Array, t: Array) -> Solve:
@@ -231,7 +231,7 @@ class PseudoInverse(eqx.Module):
                     along = u.T @ wanted
                     solution = wide.T @ (u @ (ratio[:, None] * along))
                     achieved = u @ ((values * inverse)[:, None] * along)
-            residual = _relative(achieved - wanted, wanted)
+            residual = relative(achieved - wanted, wanted)
             found = [x.astype(s.dtype) for x in (solution, achieved, jnp.max(values), residual)]
             rank = jnp.sum(keep, dtype=jnp.int32)
         return Solve(found[0], found[1], rank, found[2], found[3])
@@ -318,7 +318,7 @@ def _norm(x: Array) -> Array:
     return jnp.sqrt(jnp.sum(x * x))
 
 
-def _relative(part: Array, whole: Array) -> Array:
+def relative(part: Array, whole: Array) -> Array:
     """‖part‖/‖whole‖, 0 where the whole is 0; NaN stays NaN."""
     size = _norm(whole)
     return jnp.where(size == 0, jnp.zeros_like(size), _norm(part) / jnp.where(size == 0, 1, size))
@@ -340,10 +340,10 @@ def _cholesky_route(s: Array, t: Array) -> Solve:
                 again = again.astype(s.dtype)
             return again, t - s @ again
 
-        good = _relative(residual, t) < 1e-4  # false for NaN
+        good = relative(residual, t) < 1e-4  # false for NaN
         solution, residual = jax.lax.cond(good, lambda: (solution, residual), repeat)
     rank = jnp.asarray(s.shape[0], jnp.int32)
-    return Solve(solution, t - residual, rank, _norm(s), _relative(residual, t))
+    return Solve(solution, t - residual, rank, _norm(s), relative(residual, t))
 
 
 def _gram(s: Array) -> Array:

@@ -44,6 +44,7 @@ from jaxttp.gauss_newton.pseudoinverse import (
     Solve,
     as_pseudoinverse,
     check_residual,
+    relative,
 )
 from jaxttp.gauss_newton.reversible import forward_states
 
@@ -261,8 +262,8 @@ def _sweep(
         update = both.solution.swapaxes(1, 2) / network.blocks
         return (before1, before2), (update, both.rank, both.residual, both.largest)
 
-    x2_before = _half_of(states, 1)
-    x1_after = _half_of(jnp.concatenate([states[1:], final[None]]), 0)
+    x2_before = split(states)[1]
+    x1_after = split(jnp.concatenate([states[1:], final[None]]))[0]
     xs = (*network, indices, x2_before, x1_after, inverse.each((network.blocks, 2)))
     _, (direction, ranks, residuals, largest) = jax.lax.scan(block, split(target), xs, reverse=True)
     residual = None
@@ -272,17 +273,9 @@ def _sweep(
             (network.weights,),
             (direction,),
         )[1]
-        size = jnp.sqrt(jnp.sum(target**2))
-        off = jnp.sqrt(jnp.sum((made - target) ** 2))
-        residual = jnp.where(size == 0, jnp.zeros_like(off), off / jnp.where(size == 0, 1, size))
+        residual = relative(made - target, target)
     info = StepInfo(ranks, residuals, largest, residual, inverse.method, str(target.dtype))
     return direction, info
-
-
-def _half_of(states: Array, index: int) -> Array:
-    """One half of stacked states (L, N, d)."""
-    half = states.shape[2] // 2
-    return states[:, :, half:] if index else states[:, :, :half]
 
 
 @full_precision

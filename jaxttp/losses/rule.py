@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
@@ -288,7 +289,8 @@ class Rule:
             may_count = (distance[0] > 0) | (curve[-1] == 0)
             if self.metric == "error":  # a fraction of its decrease, which there has to be
                 may_count = may_count & (curve[-1] <= curve[0])
-        return jnp.asarray(xp.where(may_count & xp.any(reached), xp.argmax(reached) + begin, -1))
+        step = xp.where(may_count & xp.any(reached), xp.argmax(reached) + begin, -1)
+        return jax.device_put(step)  # jnp.asarray would compile a function for numbers of NumPy
 
     def read(self, loss: Any, error: Any, *, reached: bool = True) -> dict[float, int]:
         """Training times off one of two curves.
@@ -398,19 +400,6 @@ class Target:
     def time(self, curve: Any, smooth: int = 1) -> Any:
         """The first step at which a curve (T + 1,) is below, or -1; works under `vmap`."""
         return self.rule(smooth).time(curve, self.value)
-
-    def lasting(self, curve: Any, smooth: int = 1) -> int:
-        """The first step from which on a curve (T + 1,) stays below; -1 where its end is above.
-
-        Example:
-            >>> Target(0.3).lasting([1.0, 0.2, 0.4, 0.1]), Target(0.3).lasting([1.0, 0.2, 0.4])
-            (3, -1)
-        """
-        below = np.asarray(smooth_curve(curve, smooth)) < self.value
-        if not below[-1]:
-            return -1
-        above = np.flatnonzero(~below)
-        return int(above[-1]) + 1 if len(above) else 0
 
     def words(self) -> str:
         """The target in words."""

@@ -1,4 +1,4 @@
-"""Exact Gauss-Newton steps of a reversible network on a named data set, beside their forecast."""
+"""Exact Gauss-Newton steps of a reversible network on a named data set, and their forecast."""
 
 import dataclasses
 from typing import Any

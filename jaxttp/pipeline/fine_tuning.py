@@ -19,8 +19,7 @@ from jaxttp.adapters import as_rows, from_nnx
 from jaxttp.data import load_corpus, load_tokenizer
 from jaxttp.dynamics.batches import batch_indices
 from jaxttp.forecast import HeldForecast, held_forecast
-from jaxttp.forecast.stale_gradients.forecast import FORWARD, POINTS, affordable
-from jaxttp.forecast.stale_gradients.path import watcher
+from jaxttp.forecast.stale_gradients import FORWARD, POINTS, affordable, watcher
 from jaxttp.forecast.wall_clock import readable_time
 from jaxttp.losses import encode_targets
 from jaxttp.losses.rule import Curves, Rule, Target, reach
@@ -48,7 +47,7 @@ class TextDefaults:
         watched: sequences that are watched at most.
         held_out: fraction of the text that they are at most.
         looking: fraction of a forecast's budget that may go into looking at them.
-        looks: at them during a real training run, beside the start.
+        looks: at them during a real training run, besides the start.
         measured: weights of the largest network whose forecasts were compared with real runs.
         again: times that a run may see a text before a warning: overfitting is not forecast.
     """
@@ -243,8 +242,8 @@ def split_task(
             f"held out; batch_size={batch_size} needs {batch_size + watched}. Give a longer text, "
             "shorter sequences or smaller batches."
         )
-    beside = FORWARD * POINTS * watched / batch_size
-    affordable(share, steps, beside, batch_size, name="budget")
+    evaluations = FORWARD * POINTS * watched / batch_size
+    affordable(share, steps, evaluations, batch_size, name="budget")
     split_key, adapter_key = jax.random.split(jax.random.key(settings.seed))
     base = from_nnx(network)
     weights = sum(leaf.size for leaf in jax.tree.leaves(base.params))

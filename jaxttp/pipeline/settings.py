@@ -75,7 +75,7 @@ class Settings(DataSettings):
         loss: its name; None chooses cross-entropy for classes and squared error for regression.
         steps: the horizon T.
         thresholds: fractions of the loss's decrease that define training times.
-        target_loss: losses to get below, beside the thresholds.
+        target_loss: losses to get below, besides the thresholds.
         target_error: likewise errors (fractions misclassified).
         learning_rate: eta > 0, the schedule's largest value.
         momentum: heavy-ball, in [0, 1); of "sgd".

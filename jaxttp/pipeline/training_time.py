@@ -1,4 +1,4 @@
-"""A forecast in steps and seconds from the name of a task, with the real training beside it."""
+"""A forecast in steps and seconds from the name of a task, and the real training run."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -62,7 +62,7 @@ class Forecast:
     def arrivals(self) -> dict[float | Target, Arrival]:
         """When every threshold and target of the prediction is reached, forecast and real.
 
-        A real run that diverged, which a forecast need not foresee, reaches nothing.
+        A real run that diverged, which a forecast need not predict, reaches nothing.
         """
         found, run = self.prediction, self.run
         unsure = {**(found.steps_uncertainty or {}), **found.targets_uncertainty}

@@ -1,4 +1,4 @@
-"""Spectra, condition numbers at neighbouring ranks, and sweeps beside their bounds."""
+"""Spectra, condition numbers at neighboring ranks, and sweeps with their bounds."""
 
 from typing import Any
 

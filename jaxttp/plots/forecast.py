@@ -1,4 +1,4 @@
-"""Forecasts of losses and errors, beside what really happened where that is known."""
+"""Forecasts of losses and errors, compared with real training runs where there are any."""
 
 from itertools import cycle
 from typing import Any
@@ -28,7 +28,7 @@ from jaxttp.training import TrainingRun
 IN_PERCENT = ("misclassified", "wrong_bits", "wrong_tokens")
 """Errors that count what is wrong."""
 Rows = list[tuple[Any, str]]
-"""What a legend says beside the labels of curves: handles and words."""
+"""Rows of a legend besides the labels of curves: handles and labels."""
 
 
 # --- marks on curves ------------------------------------------------------------------------------
@@ -269,10 +269,10 @@ def plot_online_callback(result: Online) -> Figure:
 
 @figure_of
 def plot_held(result: HeldForecast) -> Figure:
-    """The loss foreseen from held gradients with its doubt, and the path before the correction."""
+    """The loss by stale gradients with its uncertainty, and the path before the correction."""
     figure, (axes,) = panels()
     _held(axes, result, bounded=result.is_bounded)
-    axes.plot(result.at, result.held, "o:", color=GREY, ms=4, label="path of held gradients")
+    axes.plot(result.at, result.held, "o:", color=GREY, ms=4, label="path of stale gradients")
     axes.set(xlabel="training step", ylabel="loss of the watched sequences")
     return figure
 
@@ -287,7 +287,7 @@ def _held(axes: Axes, found: HeldForecast, *, bounded: bool) -> None:
 
 @figure_of
 def plot_fine_tuning(result: FineTuning) -> Figure:
-    """The loss of held-out text by tokens seen and steps, foreseen and real, with its goals."""
+    """The loss of held-out text by tokens seen and steps, predicted and real, with its goals."""
     title = f"{result.task.description}\n{hyperparameters(result.settings)}"
     figure, (axes,) = panels(title=title, height=5.6)
     found, run, each = result.found, result.run, result.tokens_a_step
@@ -305,7 +305,7 @@ def plot_fine_tuning(result: FineTuning) -> Figure:
 
 @figure_of
 def plot_steps(result: TaskSteps) -> Figure:
-    """The loss of exact Gauss-Newton steps beside its forecast."""
+    """The loss of exact Gauss-Newton steps, compared with its forecast."""
     figure, (axes,) = panels(title=result.description)
     axes.semilogy(result.forecast.loss, color=PREDICTED, label="forecast")
     axes.semilogy(positive(result.loss), "o--", color=REAL, mfc="none", label="real steps")

@@ -233,14 +233,7 @@ def _times(result: TaskReport) -> tuple[list[str], list[list[Any]]]:
 def _advice(result: TaskReport) -> str:
     swept = result.sweep
     limit = f"Without momentum, rates up to {swept.max_learning_rate:.3g} are stable."
-    if swept.fastest is None:
-        return f"None of {len(swept.sweep.settings)} settings gets there in time. {limit}"
-    best = swept.sweep.settings[swept.fastest]
-    return (
-        f"{best} needs the fewest steps: "
-        f"{swept.sweep.time_words(swept.fastest, swept.sweep.ranked_by)} ({swept.sweep.depth}). "
-        f"{limit}"
-    )
+    return f"{swept.sweep.advice} ({swept.sweep.depth}). {limit}"
 
 
 def _best_settings(result: TaskReport) -> tuple[list[str], list[list[Any]]]:

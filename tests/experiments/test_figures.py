@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from experiments import harness
 from experiments.__main__ import app
 from experiments.dry_run import dry_run, one_step
 from experiments.gauss_newton import variant_scripts, variants
@@ -14,6 +15,7 @@ from experiments.harness import load_script, run_script
 from experiments.scripts import SCRIPTS
 from experiments.training_time import scatter
 from jaxttp import pipeline
+from jaxttp.plots import save
 
 NAMES = list(SCRIPTS)
 PAPER = [name for name in NAMES if "paper" in load_script(name).presets]
@@ -21,7 +23,6 @@ QUICK = ("ttp-datasets", "xgn-regression-mini")
 DRY = (
     "ttp-datasets",
     "gnc-along-training",  # training, data sets that are not there
-    "xgn-full-batch",  # exact steps, a batch size that is the data's
 )
 """One of a family; every preset of the papers is cut to one step below."""
 
@@ -52,13 +53,15 @@ def test_every_script_offers_what_the_runner_needs():
 
 
 @pytest.mark.parametrize("name", slow(NAMES, QUICK))
-def test_it_runs_draws_every_picture_and_draws_again_without_computing(name, tmp_path):
+def test_it_runs_draws_every_picture_and_draws_again_without_computing(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(harness, "save", lambda figure, path, dpi: save(figure, path, dpi=30))
     outcome = run_script(name, "smoke", results=tmp_path)
     claim = load_script(name).claim
     assert {path.stem for path in outcome.pictures} == set(claim) == set(outcome.measured)
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in outcome.pictures)
     assert all(outcome.measured.values())
     lines = (outcome.folder / "records.jsonl").read_text()
+    monkeypatch.setattr(harness, "save", lambda figure, path, dpi: None)  # drawn, not written
     again = run_script(name, "smoke", results=tmp_path, only_plot=True)
     assert again.measured == outcome.measured
     assert (outcome.folder / "records.jsonl").read_text() == lines

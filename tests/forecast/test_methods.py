@@ -8,10 +8,8 @@ import numpy as np
 import optax
 import pytest
 
-from jaxttp import compare, predict_training_time, sweep, training_time
-from jaxttp.dynamics.weight_space import weight_space
+from jaxttp import predict_training_time, sweep, training_time
 from jaxttp.forecast import (
-    Candidate,
     ClosedForm,
     Descent,
     Dynamics,
@@ -30,7 +28,6 @@ from jaxttp.forecast import (
     sweep_kernel,
 )
 from jaxttp.forecast.methods import Path
-from jaxttp.losses.rule import goal_words
 from jaxttp.ntk.estimators import Exact, KernelEstimator, Sketched
 from tests.draws import normal, split
 
@@ -165,49 +162,6 @@ def test_the_linearizer_builds_what_is_asked_for_once():
     assert known.kernels == 0
 
 
-@pytest.mark.slow  # six front doors, each with a kernel of its own
-def test_what_one_front_door_can_do_the_others_can():
-    """Sketches and any rule, where training times are read at all."""
-    rule = Rule((0.6, 0.5), kind="absolute", smooth=3)
-    sketch = {"sketch_dim": 400, "key": KEY, "rule": rule}
-    settings = grid(learning_rate=(0.5, 1.0), steps=20)
-    swept = sweep(network, W, X, Y, settings, relinearize=0, **sketch)
-    named = {"thresholds": (0.6, 0.5), "rule": "absolute", "smooth": 3}
-    one = predict_training_time(
-        network,
-        W,
-        X,
-        Y,
-        learning_rate=1.0,
-        steps=20,
-        sketch_dim=400,
-        key=KEY,
-        relinearize=0,
-        **named,
-    )
-    assert list(one.steps.values()) == swept.steps[1].tolist()
-    candidates = {"it": Candidate(network, W)}
-    ranked = compare(
-        candidates, X, Y, learning_rate=1.0, steps=20, time_steps=False, relinearize=0, **sketch
-    )
-    assert ranked.sweep.steps.tolist() == [swept.steps[1].tolist()]
-    assert ranked.sweep.trust == {0: one.trust}
-    watch = Online(network, W, X, Y, settings[1], **sketch)
-    watch(0, W, 0.8)
-    watch(1, W, 0.7)
-    assert list(watch.forecast().steps) == [0.6, 0.5]
-
-
-def test_goals_in_words():
-    said = [Rule((0.5,), kind=kind).words(0.5) for kind in ("relative", "absolute", "gap")]
-    assert said == ["50 % of the loss's drop", "loss below 0.5", "loss within 0.5 of its end"]
-    assert goal_words(0.1, "plateau", "error") == "error falling by less than 0.1"
-    found = forecast_training(
-        problem(), Descent.of(learning_rate=1.0, steps=9), rule=Rule((0.5,), kind="absolute")
-    )
-    assert "loss below 0.5" in str(found)
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -270,32 +224,14 @@ def test_test_samples_are_followed_along_a_rebuilt_kernel():
     np.testing.assert_allclose(noisy.test_loss, full.test_loss, rtol=1e-12)
 
 
-@pytest.mark.slow
-def test_a_kernel_estimator_takes_the_place_of_its_keywords():
-    common = {"learning_rate": 1.0, "steps": 8}
-    named = predict_training_time(network, W, X, Y, sketch_dim=20, key=KEY, relinearize=0, **common)
-    same(
-        named,
-        predict_training_time(network, W, X, Y, kernel=Sketched(20, KEY), relinearize=0, **common),
-    )
-    double = predict_training_time(
-        network, W, X, Y, kernel=Multiplied(2.0), relinearize=0, **common
-    )
-    settings = grid(learning_rate=1.0, steps=8)
-    swept = sweep(network, W, X, Y, settings, kernel=Multiplied(2.0), relinearize=0)
-    np.testing.assert_allclose(swept.loss[0], double.loss, rtol=1e-12)
-    with pytest.raises(ValueError, match="max_bytes=100 does nothing here: kernel is a value"):
-        predict_training_time(
-            network, W, X, Y, kernel=Exact(), max_bytes=100, relinearize=0, **common
-        )
-    with pytest.raises(TypeError, match="kernel"):
-        sweep(network, W, X, Y, settings, kernel=jnp.eye(10))
-
-
 def test_a_value_leaves_no_room_for_keywords():
     common = {"learning_rate": 0.1, "dynamics": Recursion()}
     with pytest.raises(ValueError, match="relinearize=2 does nothing here"):
         predict_training_time(network, W, X, Y, relinearize=2, **common)
+    with pytest.raises(ValueError, match="max_bytes=100 does nothing here: kernel is a value"):
+        predict_training_time(network, W, X, Y, kernel=Exact(), max_bytes=100, learning_rate=0.1)
+    with pytest.raises(TypeError, match="kernel"):
+        sweep(network, W, X, Y, grid(learning_rate=1.0, steps=8), kernel=jnp.eye(10))
     with pytest.raises(ValueError, match="paths=2 does nothing here"):
         predict_training_time(network, W, X, Y, paths=2, **common)
     with pytest.raises(ValueError, match="rule is a Rule"):
@@ -327,7 +263,7 @@ def forecast_of(job, **options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dynamics", ["recursion", "ode", "weight_space"])
+@pytest.mark.parametrize("dynamics", ["recursion", "weight_space"])
 def test_test_curves_of_the_training_samples_are_the_training_curves(job, dynamics):
     got = forecast_of(job, dynamics=dynamics, x_test=job[2], y_test=job[3])
     np.testing.assert_allclose(got.test_loss, got.loss, atol=1e-7)
@@ -338,38 +274,19 @@ def test_test_curves_of_the_training_samples_are_the_training_curves(job, dynami
 
 
 @pytest.mark.slow
-def test_adam_goes_to_weight_space_by_itself(job):
-    got = forecast_of(job, optimizer=optax.adam(0.02))
-    want = weight_space(*job[:4], loss="cross_entropy", optimizer=optax.adam(0.02), steps=30)
-    assert got.dynamics == "weight_space"
-    np.testing.assert_allclose(got.outputs, want.train, atol=1e-12)
-    assert got.trust is None  # the network confirms thirty small steps
-    with pytest.raises(ValueError, match="weight_space"):
-        forecast_of(job, optimizer=optax.adam(0.02), dynamics="recursion")
-
-
-@pytest.mark.slow
 def test_sde_gives_bands(job, key):
-    got = forecast_of(job, dynamics="sde", batch_size=3, key=key, paths=8)
-    assert got.loss_band.shape == (2, 31)
-    assert bool(jnp.all(got.loss_band[0] <= got.loss_band[1] + 1e-12))
-    assert got.steps_band == {}  # one kernel is not enough for this rate, and `trust` says so
-    assert "(" not in str(got).splitlines()[1]
     calm = forecast_of(job, dynamics="sde", batch_size=3, key=key, paths=8, learning_rate=0.01)
     assert calm.trust is None
+    assert calm.loss_band.shape == (2, 31)
+    assert bool(jnp.all(calm.loss_band[0] <= calm.loss_band[1] + 1e-12))
     for threshold, (low, high) in calm.steps_band.items():
         assert low <= calm.steps[threshold] <= high
     assert "(" in str(calm).splitlines()[1]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("loss", ["cross_entropy", "squared_error"])
-def test_an_sde_beyond_the_limit_is_no_exception(job, key, loss):
-    y = job[3] if loss == "cross_entropy" else jax.nn.one_hot(job[3], 3)
-    got = predict_training_time(
-        *job[:3], y, relinearize=0, loss=loss, learning_rate=1e6, steps=30, dynamics="sde",
-        batch_size=3, key=key, paths=4,
-    )  # fmt: skip
+def test_an_sde_beyond_the_limit_is_no_exception(job, key):
+    got = forecast_of(job, learning_rate=1e6, dynamics="sde", batch_size=3, key=key, paths=4)
     assert not got.stable
     assert set(got.steps.values()) == {-1}
     assert got.steps_band is None
@@ -378,48 +295,15 @@ def test_an_sde_beyond_the_limit_is_no_exception(job, key, loss):
 
 
 @pytest.mark.slow
-def test_a_wide_sketch_forecasts_nearly_what_the_exact_kernel_does(job):
-    # With equal columns in b no gradient reaches a, and a sketch that keeps b apart is exact.
-    b = normal(4, (8, 3), 1 / 8)
-    job = (job[0], job[1] | {"b": b}, *job[2:])
-    common = {"momentum": 0.5, "x_test": job[2][:3], "y_test": job[3][:3]}
-    exact = forecast_of(job, **common)
-    keys = split(0, 2)
-    errors = []
-    for dim in (50, 5000):
-        found = forecast_of(job, sketch_dim=dim, key=keys[0], **common)
-        assert found.hyperparameters["sketch_dim"] == dim
-        # These test samples are training samples: one projection serves both kernels.
-        alone = jnp.mean(jnp.stack([row_loss(found.outputs[t], job[3]) for t in (0, -1)]), axis=1)
-        np.testing.assert_allclose(found.test_loss[np.array([0, -1])], alone, rtol=1e-9)
-        errors.append(float(jnp.max(jnp.abs(found.loss - exact.loss))))
-    assert errors[1] < 0.05 * float(exact.loss[0])  # entries are right to about 1/sqrt(5000)
-    assert errors[1] < errors[0]
-    again = forecast_of(job, sketch_dim=50, key=keys[0], **common)
-    other = forecast_of(job, sketch_dim=50, key=keys[1], **common)
-    assert not np.array_equal(other.loss, again.loss)
-
-
-def row_loss(f, y):
-    return -jax.nn.log_softmax(f)[jnp.arange(3), y[:3]]
-
-
-@pytest.mark.slow
 def test_times_by_other_definitions(job):
     got = forecast_of(job)
     error = forecast_of(job, metric="error", thresholds=(0.3,))
     by_error = got.read(0.3, metric="error")
     assert error.steps == by_error == {0.3: int(training_time(got.error, 0.3))}
-    assert "% of the error's drop" in str(error)
-    flat = got.read((0.05, 0.2), rule="plateau", window=4)
-    assert flat == {
-        e: int(training_time(got.loss, e, rule="plateau", window=4)) for e in (0.05, 0.2)
-    }
-    assert forecast_of(job, rule="plateau", window=4, thresholds=(0.05, 0.2)).steps == flat
     level = float(got.loss[7]) + 1e-9
     assert got.read(level, rule="absolute") == {level: 7}
     assert got.read(0.1, smooth=5) == {0.1: int(training_time(got.loss, 0.1, smooth=5))}
-    assert forecast_of(job, learning_rate=1e4).read(0.1) == {0.1: -1}
+    assert dataclasses.replace(got, stable=False).read(0.1) == {0.1: -1}
     with pytest.raises(ValueError, match="metric='accuracy' is not known"):
         got.read(0.1, metric="accuracy")
     with pytest.raises(ValueError, match="metric='accuracy' is not known"):

@@ -192,10 +192,8 @@ def test_the_forecast_says_what_it_is_of_and_what_it_cost():
     assert found.cost.kernels == 1  # those of the halves are blocks of it
     # Of the whole path alone the network is asked what it says.
     assert found.cost.gradient_evaluations == plain.cost.gradient_evaluations
-    assert all(v >= 0 for v in found.steps_uncertainty.values())
     assert np.all(np.isfinite(found.loss_uncertainty))
     assert found.loss[-1] > plain.loss[-1]
-    assert found.outputs.shape == plain.outputs.shape
 
 
 @pytest.mark.parametrize(
@@ -223,12 +221,6 @@ def test_parts_of_a_kernel_are_kernels_of_parts(estimator):
     assert part.kernels == 0
     np.testing.assert_array_equal(part.problem.x_test, x[others])
     np.testing.assert_array_equal(part.problem.targets_test, problem.targets[others])
-    same = Linearizer(Problem.of(network, PARAMS, x[rows], y[rows], x_test=x[others],
-                                 y_test=y[others]))  # fmt: skip
-    if estimator is None:
-        found, want = (Recursion().follow(each, DESCENT) for each in (part, same))
-        np.testing.assert_allclose(found.test_loss, want.test_loss, rtol=1e-9)
-        assert found.gradient_evaluations == 0
 
 
 def test_halves_take_their_steps_with_the_kernels_of_the_path():

@@ -7,7 +7,6 @@ import optax
 import pytest
 
 from jaxttp.forecast import DEVICES, Device, wall_clock
-from jaxttp.forecast.wall_clock import count_kernels
 
 PARAMS = jnp.zeros((200, 300))
 X, Y = np.ones((64, 200)), np.zeros((64, 300))
@@ -53,36 +52,12 @@ def test_an_estimate_is_a_roofline():
     assert clock(device="T4").cost is None
 
 
-@pytest.mark.parametrize("device", ["A100", "TPU v4"])
-def test_a_step_is_no_shorter_than_its_launches(device):
-    """5.5 µs for 32 samples once: the arithmetic alone, of a step that starts several kernels."""
-    found = clock(device=device, batch_size=32)
-    known = DEVICES[device]
-    assert known.dispatch + 2 * known.launch <= found.step_seconds < 1e-3
-    assert "the time to start its kernels" in str(found)
-    assert clock(device=dataclasses.replace(known, launch=0.0, dispatch=0.0)).step_seconds < 1e-4
-
-
-def test_kernels_are_those_of_the_entry():
-    program = """HloModule step
-fused (a: f64[2]) -> f64[2] {
-  a = f64[2]{0} parameter(0)
-  ROOT b = f64[2]{0} negate(a)
-}
-ENTRY %main (x: f64[2]) -> (f64[2], f64[2]) {
-  %x = f64[2]{0} parameter(0)
-  %one = f64[] constant(1)
-  %turned = f64[2]{0} bitcast(%x)
-  %fusion.1 = f64[2]{0:T(256)} fusion(%x), kind=kLoop, calls=%fused
-  %both = (f64[2]{0}, f64[2]{0}) custom-call(%x), custom_call_target="f(x)"
-  %first = f64[2]{0} get-tuple-element(%both), index=0
-  ROOT %out = (f64[2]{0}, f64[2]{0}) tuple(%first, %fusion.1)
-}
-"""
-    assert count_kernels(program) == 2
-    assert count_kernels("") == 0
-    compiled = jax.jit(lambda a, b: (jnp.sin(a @ b), a.sum())).lower(X, X.T).compile()
-    assert 2 <= count_kernels(compiled.as_text()) <= 6
+def test_a_step_is_no_shorter_than_its_start():
+    """5.5 µs for 32 samples once: the arithmetic alone."""
+    found, known = clock(device="A100", batch_size=32), DEVICES["A100"]
+    assert found.step_seconds == known.dispatch
+    assert "the time to start a step" in str(found)
+    assert clock(device=dataclasses.replace(known, dispatch=0.0)).step_seconds < 1e-4
 
 
 @pytest.mark.parametrize(

@@ -193,19 +193,10 @@ def test_bad_calls():
         Hyperparameters(0.1, schedule=3)
     with pytest.raises(ValueError, match="one finite factor"):
         Hyperparameters(0.1, schedule=lambda t: -t).rates()
-    with pytest.raises(ValueError, match="settings must hold at least one"):
-        sweep_kernel(theta, f0, y, ())
     with pytest.raises(TypeError, match="Hyperparameters"):
         sweep_kernel(theta, f0, y, (0.1,))
-    with pytest.raises(ValueError, match="batch_size needs key"):
-        sweep_kernel(theta, f0, y, grid(learning_rate=0.1, batch_size=2))
     with pytest.raises(ValueError, match="key must be a jax"):
         sweep_kernel(theta, f0, y, one, key=jnp.zeros(3))
-    big = grid(learning_rate=0.1, batch_size=7)
-    with pytest.raises(ValueError, match="batch_size must be an integer between 1 and 6"):
-        sweep_kernel(theta, f0, y, big, key=jax.random.key(0))
-    with pytest.raises(ValueError, match="one a setting, 1; got 2"):
-        sweep_kernel(theta, f0, y, one, step_seconds=[1.0, 2.0])
     with pytest.raises(ValueError, match=r"step_seconds\[0\]"):
         sweep_kernel(theta, f0, y, one, step_seconds=-2.0)
     with pytest.raises(ValueError, match="threshold"):

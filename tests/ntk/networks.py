@@ -111,52 +111,6 @@ def conv_channels_first():
 
 
 @as_users_write
-def residual_net():
-    params = {
-        "stem": _normal(1, 3, 3, 2, 4),
-        "one": _normal(2, 3, 3, 4, 6),
-        "two": _normal(3, 3, 3, 6, 6),
-        "short": _normal(4, 1, 1, 4, 6),
-        "head": {"w": _normal(5, 6, 3), "b": _normal(6, 3)},
-    }
-
-    def apply_fn(p, x):
-        h = jax.nn.relu(_conv(x, p["stem"]))
-        inner = _conv(jax.nn.relu(_conv(h, p["one"], (2, 2))), p["two"])
-        h = jax.nn.relu(inner + _conv(h, p["short"], (2, 2)))
-        return h.mean((1, 2)) @ p["head"]["w"] + p["head"]["b"]
-
-    return apply_fn, params, _images()
-
-
-@as_users_write
-def norm_net():
-    """GroupNorm, LayerNorm, RMSNorm, weight normalisation, softmax of a parameter."""
-    params = {
-        "conv": _normal(1, 3, 3, 2, 4),
-        "group": {"scale": _normal(2, 4), "bias": _normal(3, 4)},
-        "layer": {"scale": _normal(4, 4), "bias": _normal(5, 4)},
-        "weight": {"v": _normal(6, 4, 5), "g": _normal(7, 5)},
-        "mixing": _normal(8, 5, 3),
-    }
-
-    def normalise(h, axes):
-        h = h - h.mean(axes, keepdims=True)
-        return h / jnp.sqrt((h**2).mean(axes, keepdims=True) + 1e-3)
-
-    def apply_fn(p, x):
-        h = _conv(x, p["conv"])
-        h = normalise(h.reshape(*h.shape[:3], 2, 2), (1, 2, 4)).reshape(h.shape)
-        h = jnp.tanh(h * p["group"]["scale"] + p["group"]["bias"]).mean((1, 2))
-        h = normalise(h, (1,)) * p["layer"]["scale"] + p["layer"]["bias"]
-        v = p["weight"]["v"]
-        h = h @ (p["weight"]["g"] * v / jnp.linalg.norm(v, axis=0))
-        return jnp.tanh(h) @ jax.nn.softmax(p["mixing"], axis=0)
-
-    return apply_fn, params, _images()
-
-
-@as_users_write
 def attention():
     """Embedding, learned positions, multi-head attention, feed-forward block, two readouts."""
     width, heads, length = 6, 2, 4
@@ -306,8 +260,6 @@ NETWORKS = {
         ntk_parametrisation,
         conv_net,
         conv_channels_first,
-        residual_net,
-        norm_net,
         attention,
         embedding_bag,
         batched_dense,

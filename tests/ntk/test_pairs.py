@@ -1,7 +1,5 @@
 """Sums over pairs of positions: against einsum."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -70,24 +68,3 @@ def test_tokens_sample_after_sample(by_rows):
     hot = [jax.nn.one_hot(x, 3, dtype=jnp.float64) for x in (x1, x2)]
     found = sum_over_pairs(x1, g1, x2, g2, "full", "float64")
     close(found, jnp.einsum(ORACLES["full"], *hot, g1, g2))
-
-
-def test_sample_after_sample_under_grad_vmap_and_in_single_precision(by_rows):
-    x1, g1, x2, g2 = features(3, 2, 2, 1, 4, 3, 2)
-    weight = normal(9, (3, 2, 3, 2))
-
-    def value(way, x, g):
-        return jnp.sum(weight * way(x, g))
-
-    def ours(x, g):
-        return sum_over_pairs(x, g, None, None, "full", "float64")
-
-    def plain(x, g):
-        return jnp.einsum(ORACLES["full"], x, x, g, g)
-
-    found, wanted = (jax.grad(functools.partial(value, f), (0, 1))(x1, g1) for f in (ours, plain))
-    jax.tree.map(close, found, wanted)
-    several = [jnp.stack([a, 2 * a]) for a in (x1, g1)]
-    close(jax.vmap(ours)(*several), jax.vmap(plain)(*several))
-    halves = [a.astype(jnp.float32) for a in (x1, g1, x2, g2)]
-    assert sum_over_pairs(*halves, "full", "float64").dtype == jnp.float64

@@ -42,6 +42,17 @@ def test_a_linear_network_on_whitened_data():
     assert found.sensitivity.rank == 39
 
 
+@pytest.mark.parametrize("n", [100, 20])
+def test_whitened_inputs_have_the_identity_as_covariance(n):
+    x = np.random.default_rng(0).normal(size=(n, 32))
+    x = x - x.mean(axis=0)
+    x = x @ np.asarray(conditioning.whitening(x.T @ x / n))
+    values = np.linalg.eigvalsh(x.T @ x / n)
+    rank = min(n - 1, 32)
+    np.testing.assert_allclose(values[-rank:], 1, atol=1e-9)  # on the range of the data
+    np.testing.assert_allclose(values[:-rank], 0, atol=1e-9)
+
+
 def test_leaky_relu():
     settings = ConditionSettings(data="wine", network="leaky_relu", samples=12, width=30)
     found = condition(settings)

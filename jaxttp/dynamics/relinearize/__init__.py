@@ -4,8 +4,9 @@ A linearized network errs because its kernel moves during training. So the PREDI
 followed: after a segment of steps the weights are w + J^T a (one vector-Jacobian product over the
 data, no training step), and the kernel is rebuilt there. `solver` takes a segment in second order,
 `controller` chooses where segments end, `edge` keeps modes within what steps bear, and `integrate`
-records the path. Velocities cross a segment's end in WEIGHT space; dual velocities, used again with
-a new kernel, would not converge.
+records the path. Velocities cross a segment's end in weight space: a dual velocity b stands for
+J^T b, which is another velocity with another Jacobian, an error at every segment's end that more
+segments would not reduce.
 """
 
 import dataclasses
@@ -154,7 +155,7 @@ def relinearized_recursion(  # noqa: PLR0913
         for share in shares
     ]
     kernel = check_finite_value("kernel", kernel_fn(params))
-    # The optimizer acts on vectors (see `Motion`); of its state only counters and the like count.
+    # The optimizer acts on vectors (see `Motion`).
     like = Motion.of(kernel, f0, None).unit(0)
     setup = Setup(
         outputs, pull, push, x, f0, targets, loss, kernel_fn, same_program(optimizer, like), steps,
@@ -162,10 +163,12 @@ def relinearized_recursion(  # noqa: PLR0913
         kernel_test_fn, Costs(kernels=1),
     )  # fmt: skip
     damped, _ = setup.damping(kernel, f0, 0)
-    if damp is None and damped is not None:  # a rate that is too large from the start
+    # A rate that is too large from the start may really diverge: damping would hide that.
+    if damp is None and damped is not None:
         setup, damped = dataclasses.replace(setup, damps=False), None
     here = Linearization(kernel, jax.device_put(np.asarray(f0)[None]))  # until it is linearized
-    state = State(0, params, here, params, tuple(accumulators or begun), f0, optimizer.init(like))
+    counters = optimizer.init(jax.device_put(np.zeros((), f0.dtype)))
+    state = State(0, params, here, params, tuple(accumulators or begun), f0, counters)
     state = state._replace(here=linearize(setup, state, kernel, params, damped))
     report = progress or (lambda built, planned: None)
     return integrate(setup, state, controller, report)

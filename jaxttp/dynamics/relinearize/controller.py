@@ -26,7 +26,7 @@ class Controls:
             left. On 33 runs of tuning tasks 0.001 took a third more Jacobian products and was no
             more accurate; 0.03 was less.
         damped: modes beyond the edge of stability move as if at this fraction of it. On 10 runs of
-            other tasks near the edge times were 7.8 steps off, 8.3 at 0.5: hardly a difference.
+            other tasks near the edge times were on average 7.8 steps off at 0.95, and 8.3 at 0.5.
     """
 
     first: float = 0.1
@@ -112,7 +112,9 @@ class Controller:
         if self.ends is not None:
             end = min(end for end in self.ends if end > start)
             return Proposal(end, np.inf, path[end])
-        # No shorter than where the kernels that are left would reach the horizon just so.
+        # With `spacing` in place of equal lengths, kernel k of K ends at (k/K)^spacing of the path.
+        # The fraction of the path ahead that this rule gives the next kernel is the least length:
+        # with shorter ones the kernels that are left would not reach the horizon.
         used = min(kernels - 1, self.budget - 1) / self.budget
         begun, after = used**CONTROLS.spacing, (used + 1 / self.budget) ** CONTROLS.spacing
         least = path[-1] * (after - begun) / (1 - begun)
@@ -124,7 +126,7 @@ class Controller:
             length = max(wanted, least)
         end = int(np.searchsorted(path, length, side="right")) - 1  # the last not beyond it
         end = min(max(end, start + 1), latest)
-        is_last = kernels >= self.budget
+        is_last = kernels >= self.budget  # the horizon has to be reached, whatever the error
         if is_last:
             end = self.steps
         is_shortest = is_last or end <= start + 1 or bool(path[end] <= least)

@@ -72,7 +72,8 @@ def _damping(
 ) -> Damping:
     """The coordinate of a mode u is z = u^T H^(1/2) df, the force on it u^T H^(1/2) Theta g.
 
-    With left = H^(1/2) U and right = Theta H^(1/2) U D / s the force becomes (1 - D) times that.
+    With left = H^(1/2) U and right = Theta H^(1/2) U D / (N s) the force becomes (1 - D) times
+    that.
     """
     n = len(left) // classes
     is_beyond = values > limit
@@ -86,7 +87,8 @@ def _damping(
 def is_nonlinear(near: Kernel, far: Kernel) -> Array:
     """Whether two kernels of a network differ.
 
-    The kernel of a linear network is the truth beyond the edge: nothing there takes a kick back.
+    A linear network really diverges beyond the edge, since its kernel does not change: it is not
+    damped.
     """
     probe = jax.random.normal(jax.random.key(0), near.shape[:2], near.dtype)
     one, two = (apply_kernel(kernel, probe) for kernel in (near, far))

@@ -168,6 +168,8 @@ def integrate(
         if taken.outcome is Outcome.DIVERGED:
             path = path.stop()
         elif taken.outcome is Outcome.FROZEN:
+            # Beyond the edge until the horizon, damped segments cannot be trusted: the path goes on
+            # from before the first of them, with the kernel of that time.
             frozen_from = within.state.step
             ends = [end for end in ends if end <= frozen_from]
             path = within.freeze(predict(setup, within.state))
@@ -219,8 +221,8 @@ def _take(
 def _estimate(path: Record, is_end: np.ndarray) -> tuple[Array, Array, Array]:
     """The loss, its uncertainty, and every segment's largest change as a fraction of the decrease.
 
-    What a correction changed at a segment's end displaces the path along itself for the most part:
-    later it counts as the same fraction of the loss, which falls.
+    What a correction changed at a segment's end acts on later steps like a shift in time: it counts
+    there as the same fraction of the loss, which falls.
     """
     targets, loss_of = path.setup.targets, path.setup.loss
     loss, before = (curves(f, targets, loss_of)[0] for f in (path.train, path.provisional))
@@ -264,7 +266,8 @@ def _settle(
 ) -> tuple[Array, Array]:
     """Both paths with a segment more, whose outputs arrive at f without a jump.
 
-    A jump at the horizon alone would move every training time that is near it.
+    The difference grows with the square of the path covered. Put on the last step alone it would
+    move every training time near the segment's end.
     """
     ts = jnp.arange(len(train))
     inside = ((ts > start) & (ts <= end))[:, None, None]
@@ -301,6 +304,8 @@ def _others(
         (end_of,) = motion.ends
         moves = apply_kernel(end_of.kernel, first) + jnp.tensordot(carried, end_of.pushed, 1)
     else:
+        # J(tau) (J_near^T p + J_far^T q) with J(tau) = (1 - tau) J_near + tau J_far, where the mean
+        # of both kernels stands for the products J_near J_far^T, which nobody has computed.
         (near, far), tau, both = motion.ends, motion.tau[:-1, None, None], first + rest[0]
         moves = apply_kernel(near.kernel, ((1 - tau) * both + first) / 2)
         moves = moves + apply_kernel(far.kernel, (tau * both + rest[0]) / 2)

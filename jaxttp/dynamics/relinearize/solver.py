@@ -5,7 +5,8 @@ the recursion, with the kernel interpolated between both ends: an exponential He
 is first predicted with the kernel at the start alone; what the correction changes is the error
 estimate. Then the network is evaluated at the corrected end. What the linearizations miss of its
 outputs there, the defect, drives the segment once more as a forcing, so that the dynamics answer to
-it; added afterwards it would stay, along stiff directions, where training contracts it at once.
+it: along stiff directions training contracts it at once, and added afterwards it would stay. The
+little that is still missed then is added (`integrate`).
 """
 
 import dataclasses
@@ -24,7 +25,7 @@ from jaxttp._core.checks import all_finite
 from jaxttp._core.compile import jit
 from jaxttp._core.types import Params
 from jaxttp.dynamics._kernels import apply_kernel
-from jaxttp.dynamics._network import add_vectors, inner
+from jaxttp.dynamics._network import add_scaled, inner
 from jaxttp.dynamics._trajectory import curves
 from jaxttp.dynamics.optimizers import Optimizer, inlined
 from jaxttp.dynamics.recursion import Followed, Linearization, Motion, follow
@@ -116,7 +117,7 @@ class Setup:
 
 
 HORIZON = 64
-"""Steps ahead whose limits of stability count."""
+"""Steps ahead whose limits of stability count: a schedule's rate may rise soon. A rule of thumb."""
 
 
 class State(NamedTuple):
@@ -124,12 +125,13 @@ class State(NamedTuple):
 
     Attributes:
         step: the step.
-        point: weights near those of the path, where the kernel is computed.
+        point: weights near those of the path, where the kernel is computed: the predicted end of
+            the segment before. At its corrected end the kernel would have to be built again.
         here: the linearization there.
         weights: of the path.
         velocities: what the optimizer has accumulated, in weight space; None for zero.
         outputs: of the network at the path's weights (N, C).
-        optimizer: its state, of which counters and the like count, not what it has accumulated.
+        optimizer: its state with one parameter: counters count, not what it has accumulated.
     """
 
     step: int
@@ -242,15 +244,15 @@ def combine(setup: Setup, state: State, points: list[Params], row: Array | np.nd
     """The vector of weight space with these coefficients, see `Motion`."""
     size, shape, host = state.outputs.size, state.outputs.shape, np.asarray(row)
     setup.costs.products += len(points)
-    total = None
+    total, one = None, np.ones((), host.dtype)
     for i, point in enumerate(points):
         dual = jax.device_put(host[i * size :][:size].reshape(shape))
-        part, one = setup.pull(point, setup.x, dual), jax.device_put(np.ones(1, host.dtype))
-        total = part if total is None else add_vectors(total, [part], one)
+        part = setup.pull(point, setup.x, dual)
+        total = part if total is None else add_scaled(total, one, part)
     rest = zip(host[len(points) * size :], [state.weights, *state.velocities], strict=True)
-    pairs = [(weight, vector) for weight, vector in rest if vector is not None]
-    weights = jax.device_put(np.asarray([weight for weight, _ in pairs], host.dtype))
-    return add_vectors(total, [vector for _, vector in pairs], weights)
+    for weight, vector in rest:
+        total = total if vector is None else add_scaled(total, weight, vector)
+    return total
 
 
 def run(setup: Setup, state: State, motion: Motion, end: int, *, keep: bool = False) -> Followed:
@@ -276,16 +278,23 @@ def _run(
     steps: int,
     keep: bool,
 ) -> Followed:
+    # What the optimizer has accumulated is in weight space (`State.velocities`): its state here
+    # holds coefficients of those vectors, one for each to begin with.
     carried = iter(range(1, len(motion.ends[0].pushed)))
     state = optax.tree_utils.tree_map_params(
         optimizer, lambda leaf: motion.unit(next(carried)).astype(leaf.dtype), state
     )
     f = motion.f
-    return follow(
+    found = follow(
         optimizer, loss, motion, (motion.unit(0), state), targets, indices, start, end,
         records=jnp.zeros((steps + 1, *f.shape), f.dtype),
         coefficients=jnp.zeros((steps + 1, motion.size), f.dtype) if keep else None,
     )  # fmt: skip
+    # A number for every accumulator, so that one compiled function serves all segments.
+    counters = optax.tree_utils.tree_map_params(
+        optimizer, lambda leaf: jnp.zeros((), leaf.dtype), found.state
+    )
+    return found._replace(state=counters)
 
 
 def predict(setup: Setup, state: State) -> Prediction:
@@ -352,6 +361,7 @@ def step(setup: Setup, state: State, ahead: Prediction, end: int, limit: float) 
     error = _change(setup, ahead, found.records, state.step, end)
     if not error <= limit:
         return Step(Outcome.REJECTED, error)
+    # A path that comes back below the edge keeps its damped segments; one that never does, not.
     if sharpness > 1 and end == setup.steps:
         return Step(Outcome.FROZEN, error, sharpness=sharpness)
     arrival = _correct(setup, state, segment, motion, found)
@@ -371,6 +381,7 @@ def _correct(
     forced = motion._replace(forcing=jax.device_put(missed))
     again = run(setup, state, forced, end, keep=found.coefficients is not None)
     other = _arrive(setup, state, segment, again)
+    # The forcing can overshoot: the run is kept that agrees better with the network.
     return other if _gap(other, end) < _gap(arrival, end) else arrival
 
 

@@ -10,7 +10,6 @@ import dataclasses
 import functools
 from typing import Any, ClassVar
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
@@ -20,8 +19,10 @@ from jaxttp._core.compile import full_precision
 from jaxttp._core.types import Params, Progress
 from jaxttp.dynamics._kernels import block_of
 from jaxttp.dynamics._network import compile_network
+from jaxttp.dynamics._trajectory import Trajectory
 from jaxttp.dynamics.optimizers import HeavyBall
-from jaxttp.dynamics.stability import curvature_modes, max_learning_rate, rate_limit
+from jaxttp.dynamics.recursion import recursion
+from jaxttp.dynamics.stability import curvature_limits, curvature_modes
 from jaxttp.forecast.problem import Problem, loss_and_error
 from jaxttp.forecast.stability import Rates, constant_rate, optimizer_rates, rises
 from jaxttp.forecast.training_setup import Descent
@@ -68,22 +69,17 @@ class Linearizer:
         is_known = self.problem.is_linear and isinstance(self.estimator, Exact)
         return self._asks and not is_known  # a sketch may be off where the network is linear, too
 
-    def contrasted(self, problem: Problem | None = None) -> "Linearizer":
-        """Linearisations of the contrasts of these outputs, counted by themselves.
+    def contrasted(self) -> "Linearizer":
+        """Linearizations of the contrasts of these outputs, counted by themselves.
 
         The kernel before training is that of this one where it was built, so that many may share
         it.
-
-        Args:
-            problem: this one under another loss; None for itself.
         """
-        problem, first = self.problem if problem is None else problem, self.known
-        small = problem.contrasted()
-        if small is problem:
-            return Linearizer(problem, self.estimator, first=first)
-        return Linearizer(
-            small, self.estimator, first=None if first is None else self._first_of_contrasts
-        )
+        small = self.problem.contrasted()
+        if small is self.problem:
+            return Linearizer(small, self.estimator, first=self.known)
+        first = None if self.known is None else self._first_of_contrasts
+        return Linearizer(small, self.estimator, first=first)
 
     @functools.cached_property
     def _first_of_contrasts(self) -> Kernel:
@@ -182,22 +178,39 @@ class Linearizer:
         return found
 
     @functools.cached_property
+    def curvature(self) -> Any:
+        """The largest curvature before training, by the compiled function of rebuilt kernels."""
+        problem = self.problem
+        values, *_ = curvature_modes(self.first, problem.f0, problem.targets, problem.loss)
+        return np.asarray(values)[0]
+
+    @property
     def limit(self) -> float:
-        """The largest stable rate of plain gradient descent, by the kernel before training."""
-        return float(self._limit(0.0))
+        """The largest stable rate of plain gradient descent."""
+        return self.momentum_limit(0.0)
 
     def momentum_limit(self, momentum: float) -> float:
         """The same with heavy-ball momentum."""
-        return self.limit if momentum == 0 else float(self._limit(momentum))
+        return largest_rate(self.curvature, momentum)
 
-    def _limit(self, momentum: float) -> Array:
-        problem, first = self.problem, self.first
-        if isinstance(first, jax.Array) and first.ndim == 2:
-            common: dict[str, Any] = {"loss": problem.loss, "momentum": momentum}
-            return max_learning_rate(first, problem.f0, problem.targets, **common)
-        # The program of the edge of stability, which rebuilt kernels have compiled already.
-        values, _ = curvature_modes(first, problem.f0, problem.targets, problem.loss)
-        return rate_limit(values, momentum)
+
+def largest_rate(curvature: Any, momentum: float) -> float:
+    """The rate beyond which heavy-ball descent is not stable, from the largest curvature."""
+    huge = np.finfo(curvature.dtype).max
+    limit = curvature_limits(HeavyBall(1.0, momentum), 1)[0]
+    return float(min(limit / curvature, huge) if curvature > 0 else huge)
+
+
+def recur(
+    lines: Linearizer, descent: Descent, kernel: Kernel | None = None, **cross: Any
+) -> Trajectory:
+    """`recursion` of a training, on the kernel before training or on another one in its place."""
+    problem, kernel = lines.problem, lines.first if kernel is None else kernel
+    tangents = lines.tangents if descent.decays else {}
+    return recursion(
+        kernel, problem.f0, problem.targets, loss=problem.loss, steps=descent.steps,
+        optimizer=descent.stepper, **descent.batches, **tangents, **cross,
+    )  # fmt: skip
 
 
 @full_precision

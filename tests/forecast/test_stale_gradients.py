@@ -12,15 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxttp import from_nnx, train
+from jaxttp._core.traced import network_of
 from jaxttp._core.types import take
 from jaxttp.dynamics import weight_space
-from jaxttp.forecast.stale_gradients import forecast as held
-from jaxttp.forecast.stale_gradients.curve import HeldForecast
-from jaxttp.forecast.stale_gradients.forecast import FORWARD, affordable, held_forecast
-from jaxttp.forecast.stale_gradients.path import (
+from jaxttp.dynamics.optimizers import same_program
+from jaxttp.forecast import stale_gradients as held
+from jaxttp.forecast.stale_gradients import (
+    BY,
+    FORWARD,
+    HeldForecast,
     HeldState,
+    Training,
+    affordable,
     follow_held,
-    held_programs,
+    held_forecast,
     line_weights,
     place_knots,
     place_points,
@@ -42,22 +47,12 @@ def samples():
     return rng.normal(size=(60, 3)), rng.normal(size=(60, 2))
 
 
-@pytest.mark.parametrize(
-    "optimizer",
-    [optax.adamw(SCHEDULE, weight_decay=0.1), optax.chain(optax.clip(1e9), optax.adam(SCHEDULE))],
-)
-def test_the_size_of_adam_s_steps_is_its_schedule(optimizer):
-    found = step_sizes(optimizer, {"a": jnp.ones((3, 2)), "b": jnp.ones(2)}, 100)
+def test_the_size_of_adam_s_steps_is_its_schedule():
+    found = step_sizes(
+        optax.adamw(SCHEDULE, weight_decay=0.1), {"a": jnp.ones((3, 2)), "b": jnp.ones(2)}, 100
+    )
     rates = np.array([float(SCHEDULE(t)) for t in range(100)]) / 0.2
     np.testing.assert_allclose(found, np.maximum(rates / rates.max(), 0.02), rtol=1e-6)
-
-
-def test_steps_that_cannot_be_told_count_alike():
-    def refuse(updates, state, params):
-        raise ValueError("matrices only")
-
-    optimizer = optax.GradientTransformation(lambda params: (), refuse)
-    assert step_sizes(optimizer, jnp.ones(2), 3).tolist() == [1, 1, 1]
 
 
 def test_knots_lie_denser_where_steps_are_larger_and_both_ends_are_there():
@@ -95,7 +90,7 @@ def held_by_hand(x, y, knots, rows, rate, momentum, scale=1.0):
     return path
 
 
-def follow(x, y, knots, rows, window, *, scale=1.0, looks=None):
+def follow(x, y, knots, rows, *, scale=1.0, looks=None):
     seen, optimizer, start = [], optax.sgd(0.05, momentum=0.5), jnp.zeros((3, 2))
     values = iter(looks or [0.0] * (len(knots) + 1))
 
@@ -103,65 +98,74 @@ def follow(x, y, knots, rows, window, *, scale=1.0, looks=None):
         seen.append(np.asarray(weights))
         return next(values)
 
-    def batch(step):
-        here = rows[list(knots).index(step)]
-        return jnp.asarray(x[here]), jnp.asarray(y[here])
-
-    found = follow_held(
-        held_programs(linear, get_loss("squared_error"), optimizer, start),
-        HeldState(knots[0], start, optimizer.init(start), look(start)), scale, np.asarray(knots),
-        np.arange(len(knots)), batch, look, window,
+    training = Training(
+        network_of(linear), get_loss("squared_error"), same_program(optimizer, start),
+        lambda step, knot: (jnp.asarray(x[rows[knot]]), jnp.asarray(y[rows[knot]])), look,
     )  # fmt: skip
-    return found, seen
+    begin = HeldState(knots[0], start, optimizer.init(start), look(start))
+    points = np.arange(len(knots))
+    return *follow_held(training, begin, np.asarray(knots), points, scale=scale), seen
 
 
-@pytest.mark.parametrize("knots", [[0, 1, 2, 3, 4, 5], [0, 1, 4, 9, 11, 20]])
-def test_the_path_is_that_of_the_optimiser_fed_with_held_gradients(samples, knots):
+@pytest.fixture
+def smooth_over(monkeypatch):
+    """Weights are smoothed over so many knots on either side."""
+    return lambda window: monkeypatch.setattr(held, "BY", dataclasses.replace(BY, window=window))
+
+
+UNEVEN = [0, 1, 4, 9, 11, 20]
+
+
+@pytest.mark.parametrize(("knots", "scale"), [([0, 1, 2, 3, 4, 5], 1.0), (UNEVEN, 0.25)])
+def test_the_path_is_that_of_the_optimizer_fed_with_held_gradients(
+    samples, smooth_over, knots, scale
+):
     """A knot at every step is the training itself."""
     x, y = samples
+    smooth_over(0)
     rows = np.random.default_rng(1).integers(0, 60, (5, 8))
-    by_hand = held_by_hand(x, y, knots, rows, 0.05, 0.5)
-    found, seen = follow(x, y, knots, rows, window=0)
+    by_hand = held_by_hand(x, y, knots, rows, 0.05, 0.5, scale=scale)
+    found, left, seen = follow(x, y, knots, rows, scale=scale)
+    assert left is None
     np.testing.assert_allclose(np.array(seen), np.array(by_hand), rtol=1e-12, atol=1e-14)
 
     def loss(k, weights):
         return 0.5 * np.mean(np.sum((x[rows[k]] @ weights - y[rows[k]]) ** 2, axis=1))
 
-    falls = [loss(k, by_hand[k + 1]) - loss(k, by_hand[k]) for k in (0, 2, 4)]
-    assert found.measured.tolist() == [0, 2, 4]
-    np.testing.assert_allclose(found.fall, falls, rtol=1e-10)
-    np.testing.assert_allclose(found.before, [loss(k, by_hand[k]) for k in range(5)], rtol=1e-10)
-    gradients = [x[rows[k]].T @ (x[rows[k]] @ by_hand[k] - y[rows[k]]) / 8 for k in (0, 2, 4)]
-    promised = [np.sum(g * (by_hand[k + 1] - by_hand[k]))
-                for g, k in zip(gradients, (0, 2, 4), strict=True)]  # fmt: skip
-    np.testing.assert_allclose(found.promised, promised, rtol=1e-10)
+    for k, knot in enumerate(found[:-1]):
+        np.testing.assert_allclose(knot.before, loss(k, by_hand[k]), rtol=1e-10)
+        assert (knot.fall is not None) is (k % 2 == 0)
+        if knot.fall is not None:
+            moved = by_hand[k + 1] - by_hand[k]
+            gradient = x[rows[k]].T @ (x[rows[k]] @ by_hand[k] - y[rows[k]]) / 8
+            np.testing.assert_allclose(knot.fall, loss(k, by_hand[k + 1]) - knot.before, rtol=1e-10)
+            np.testing.assert_allclose(knot.promised, np.sum(gradient * moved), rtol=1e-10)
 
 
-def test_a_path_that_leaves_goes_on_from_its_last_good_point(samples):
+def test_weights_are_smoothed_over_their_neighbors_and_the_start_is_not(samples, smooth_over):
+    x, y = samples
+    smooth_over(2)
+    rows = np.random.default_rng(1).integers(0, 60, (5, 8))
+    path = np.array(held_by_hand(x, y, UNEVEN, rows, 0.05, 0.5))
+    *_, seen = follow(x, y, UNEVEN, rows)
+    assert np.all(seen[0] == 0)
+    for k in range(1, 6):
+        near = np.arange(max(0, k - 2), min(5, k + 2) + 1)
+        mean = np.tensordot(line_weights(near, k), path[near], 1)
+        np.testing.assert_allclose(seen[k], mean, rtol=1e-10, atol=1e-12)
+
+
+def test_a_path_that_leaves_says_where_it_was_good_last(samples, smooth_over):
     """Watched losses 2, 1, 0.5, 9 and batches above the first: the third knot is where it left."""
     x, y = samples
-    knots, rows = [0, 1, 4, 9, 11, 20], np.random.default_rng(1).integers(0, 60, (5, 8))
-    y = np.concatenate([y[:0], y]) * np.where(np.isin(np.arange(60), rows[0]), 0.0, 1.0)[:, None]
-    found, seen = follow(x, y, knots, rows, window=0, looks=[2.0, 1.0, 0.5, 9.0])
-    assert found.left
-    assert found.points.tolist() == [0, 1, 2, 3]
-    assert len(found.before) == 3  # and nothing was followed further
-    assert (found.good.step, found.good.loss) == (4, 0.5)
-    np.testing.assert_array_equal(found.good.params, seen[2])
-    part = found.upto_good()
-    assert (part.knots.tolist(), part.points.tolist()) == ([0, 1, 4], [0, 1, 2])
-    assert (len(part.before), part.measured.tolist()) == (2, [0])
-    joined = part.then(found._replace(knots=np.array([4, 7, 20]), points=np.array([0, 1, 2]),
-                                      loss=np.array([0.5, 0.4, 0.3]), measured=np.array([0]),
-                                      fall=found.fall[:1], promised=found.promised[:1],
-                                      before=found.before[:2],
-                                      scale=np.array([0.5, 0.5])))  # fmt: skip
-    assert joined.knots.tolist() == [0, 1, 4, 7, 20]
-    assert joined.points.tolist() == [0, 1, 2, 3, 4]
-    assert joined.loss.tolist() == [2.0, 1.0, 0.5, 0.4, 0.3]
-    assert joined.measured.tolist() == [0, 2]
-    assert joined.scale.tolist() == [1.0, 1.0, 0.5, 0.5]
-    assert joined.promised.tolist() == [found.promised[0]] * 2
+    smooth_over(0)
+    rows = np.random.default_rng(1).integers(0, 60, (5, 8))
+    y = y * np.where(np.isin(np.arange(60), rows[0]), 0.0, 1.0)[:, None]
+    found, good, seen = follow(x, y, UNEVEN, rows, looks=[2.0, 1.0, 0.5, 9.0])
+    assert [knot.loss for knot in found] == [2.0, 1.0, 0.5, 9.0, None, None]
+    assert [knot.before is not None for knot in found] == [True] * 3 + [False] * 3
+    assert (good.step, good.loss) == (4, 0.5)
+    np.testing.assert_array_equal(good.params, seen[2])
 
 
 @pytest.mark.parametrize("z", [0.05, 0.5, 1.3])
@@ -313,21 +317,6 @@ def test_what_a_sample_learnt_by_heart_costs_is_taken_off():
     assert taken.uncertainty[-1] > plain.uncertainty[-1]
 
 
-def test_a_loss_of_one_s_own_is_that_of_the_watched_samples_too(samples):
-    x, y = samples
-    mine = dataclasses.replace(
-        get_loss("squared_error"),
-        sample_loss=lambda f, y: 3.0 * get_loss("squared_error").sample_loss(f, y),
-    )
-    options = {"x_watched": x[:8], "y_watched": y[:8], "optimizer": optax.sgd(1e-6),
-               "steps": 100, "batch_size": 6, "key": jax.random.key(0), "share": 0.5}  # fmt: skip
-    own, plain = (
-        held_forecast(linear, jnp.ones((3, 2)), x, y, loss=loss, **options)
-        for loss in (mine, "squared_error")
-    )
-    np.testing.assert_allclose(own.loss[0], 3 * plain.loss[0], rtol=1e-9)
-
-
 @given(st.integers(100, 300), st.floats(0.3, 0.95), st.floats(0.0, 5.0))
 def test_the_share_is_kept(steps, share, beside):
     """A gradient a knot, and every second batch is looked at again: a third of one."""
@@ -380,26 +369,6 @@ def test_what_cannot_be_foreseen_is_refused_by_name(samples, change, words):
         held_forecast(**(given | change))
 
 
-def test_weights_are_smoothed_over_their_neighbours_and_the_start_is_not(samples):
-    x, y = samples
-    knots, rows = [0, 1, 4, 9, 11, 20], np.random.default_rng(1).integers(0, 60, (5, 8))
-    path = np.array(held_by_hand(x, y, knots, rows, 0.05, 0.5))
-    _, seen = follow(x, y, knots, rows, window=2)
-    assert np.all(seen[0] == 0)
-    for k in range(1, 6):
-        near = np.arange(max(0, k - 2), min(5, k + 2) + 1)
-        mean = np.tensordot(line_weights(near, k), path[near], 1)
-        np.testing.assert_allclose(seen[k], mean, rtol=1e-10, atol=1e-12)
-
-
-def test_a_share_of_every_step_is_taken(samples):
-    x, y = samples
-    knots, rows = [0, 1, 4, 9, 11, 20], np.random.default_rng(1).integers(0, 60, (5, 8))
-    by_hand = held_by_hand(x, y, knots, rows, 0.05, 0.5, scale=0.25)
-    _, seen = follow(x, y, knots, rows, window=0, scale=0.25)
-    np.testing.assert_allclose(np.array(seen), np.array(by_hand), rtol=1e-12, atol=1e-14)
-
-
 @pytest.mark.parametrize(("z", "said"), [(0.4, False), (1.5, True)])
 def test_holds_that_keep_too_little_of_their_promise_are_said(z, said):
     """A parabola: over a hold of z its loss falls by 1 - z/2 of what its gradient promises."""
@@ -412,17 +381,3 @@ def test_holds_that_keep_too_little_of_their_promise_are_said(z, said):
     assert found.kept == pytest.approx(1 - z / 2, abs=0.25)
     assert ("of what it promised" in (found.trust or "")) is said
     assert not found.diverged
-
-
-def test_samples_learnt_by_heart_are_no_divergence():
-    """Labels without a rule: the loss of the training falls, that of other samples rises."""
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(60, 4)), np.arange(60) % 5
-    other, labels = rng.normal(size=(8, 4)), rng.integers(0, 5, 8)
-    found = held_forecast(
-        lambda w, x: x @ w, jnp.zeros((4, 5)), x, y, x_watched=other, y_watched=labels,
-        optimizer=optax.sgd(0.05), steps=200, batch_size=6, key=jax.random.key(0), share=0.5,
-    )  # fmt: skip
-    assert found.loss[-1] > found.loss[0]
-    assert not found.diverged
-    assert found.trust is None or "left the path" not in found.trust

@@ -1,0 +1,321 @@
+"""Dynamics of the network linearized once, at its weights before training."""
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxttp._core.checks import check_choice, check_integer
+from jaxttp._core.types import Params
+from jaxttp.dynamics._trajectory import Trajectory, curves
+from jaxttp.dynamics.closed_form import closed_form
+from jaxttp.dynamics.diffusion import NOISES, diffusion
+from jaxttp.dynamics.flow import gradient_flow
+from jaxttp.dynamics.optimizers import effective_learning_rate
+from jaxttp.dynamics.stability import OPERATOR_STEPS, operator_curvature
+from jaxttp.dynamics.weight_space import check_stepping, weight_space
+from jaxttp.forecast.methods.base import (
+    Draws,
+    Dynamics,
+    Linearizer,
+    Path,
+    check_centre,
+    largest_rate,
+    recur,
+)
+from jaxttp.forecast.problem import Problem
+from jaxttp.forecast.stability import Rates, rises
+from jaxttp.forecast.training_setup import Descent
+from jaxttp.forecast.uncertainty import (
+    NOBODY,
+    Witness,
+    ask_network,
+    recentered,
+    trust_in_speeds,
+)
+from jaxttp.losses import Loss
+from jaxttp.losses.rule import Rule
+from jaxttp.ntk.kernels import ntk_operator
+
+FORMED = 2048
+"""Outputs whose kernel is formed for its largest eigenvalue alone, at most."""
+
+
+class OneKernel(Dynamics):
+    """What the dynamics on one kernel share: the network is evaluated at predicted weights."""
+
+    def witness(self, lines: Linearizer, descent: Descent) -> Witness:
+        """What the network says along the path of the recursion, whose weights are known."""
+        return ask_network(lines, descent) if lines.asks else NOBODY
+
+    def trust(self, path: Path, rule: Rule) -> str | None:
+        """See `Dynamics`."""
+        return trust_in_speeds(path.witness, path.loss)
+
+
+@dataclasses.dataclass(frozen=True)
+class Recursion(OneKernel):
+    """Step for step, exact for the linearised network under a linear optimiser.
+
+    Example:
+        >>> Recursion().name
+        'recursion'
+    """
+
+    name = "recursion"
+    by_products = True
+
+    def check(self, descent: Descent, weights: Params, loss: Loss) -> None:
+        """See `Dynamics`: the optimiser is one linear filter for all weights."""
+        if not descent.is_plain:
+            descent.response(weights)
+
+    def follow(self, lines: Linearizer, descent: Descent) -> Path:
+        """See `Dynamics`."""
+        found = recur(lines, descent, **lines.cross)
+        assert found.diverged_at is not None  # steps can diverge
+        witness = self.witness(lines, descent)
+        return Path.of(
+            lines, found.train, found.test, diverged=int(found.diverged_at) >= 0,
+            gradient_evaluations=witness.passes, products=descent.steps, witness=witness,
+        )  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Linear(Recursion):
+    """Of a network that is linear in its trained weights: what rebuilt kernels come to, on one.
+
+    Example:
+        >>> Linear().name
+        'recursion'
+    """
+
+    is_judged_by_loss = True  # the path is the training's own
+
+
+@dataclasses.dataclass(frozen=True)
+class GradientFlow(OneKernel):
+    """Gradient flow by an ODE solver, momentum by the effective rate eta/(1 - m).
+
+    Example:
+        >>> GradientFlow().name
+        'ode'
+    """
+
+    name = "ode"
+    by_products = True
+
+    def check(self, descent: Descent, weights: Params, loss: Loss) -> None:
+        """See `Dynamics`: gradient descent with full batches."""
+        given = {
+            "optimizer": None if descent.is_plain else descent.optimizer,
+            "batch_size": descent.batch_size,
+        }
+        for name, value in given.items():
+            if value is not None:
+                raise ValueError(
+                    f"{name} cannot be used with dynamics={self.name!r}; use 'recursion'."
+                )
+
+    def solve(self, *problem: Any, **options: Any) -> Trajectory:
+        """The flow of a kernel: `gradient_flow`."""
+        return gradient_flow(*problem, **options)
+
+    def follow(self, lines: Linearizer, descent: Descent) -> Path:
+        """See `Dynamics`."""
+        problem = lines.problem
+        found = self.solve(
+            lines.first, problem.f0, problem.targets, loss=problem.loss,
+            ts=jnp.arange(descent.steps + 1, dtype=problem.f0.dtype),
+            learning_rate=effective_learning_rate(descent.learning_rate, descent.momentum),
+            **lines.cross,
+        )  # fmt: skip
+        witness = self.witness(lines, descent)  # the flow's weights are those of the recursion
+        return Path.of(
+            lines, found.train, found.test, gradient_evaluations=witness.passes, witness=witness,
+            products=descent.steps,
+        )  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class ClosedForm(GradientFlow):
+    """The same flow exactly, for the squared error.
+
+    Example:
+        >>> ClosedForm().name
+        'closed_form'
+    """
+
+    name = "closed_form"
+    by_products = False
+
+    def check(self, descent: Descent, weights: Params, loss: Loss) -> None:
+        """See `Dynamics`: the squared error, gradient descent with full batches."""
+        super().check(descent, weights, loss)
+        if loss.name != "squared_error":
+            raise ValueError(
+                f"loss={loss.name!r} has no closed form; use 'squared_error', or dynamics='ode'."
+            )
+
+    def solve(self, *problem: Any, **options: Any) -> Trajectory:
+        """See `closed_form`."""
+        return closed_form(*problem, **options)
+
+
+@dataclasses.dataclass(frozen=True)
+class Noisy(OneKernel):
+    """Many draws of the mini-batches, see `jaxttp.dynamics.diffusion`.
+
+    Schedules and momentum are followed step by step: a batch moves the outputs by the rate of its
+    step, and its noise goes through the velocity as its gradient does.
+
+    Attributes:
+        noise: the noise model.
+        paths: how many.
+        centre: the dynamics that the draws are moved to, followed with full batches; those of the
+            SDE itself when None.
+
+    Raises:
+        ValueError: an unknown noise, no path, a centre with draws of its own.
+
+    Example:
+        >>> from jaxttp.forecast import Relinearized
+        >>> Noisy(centre=Relinearized(4)).name
+        'sde'
+    """
+
+    noise: str = "full"
+    paths: int = 32
+    centre: Dynamics | None = None
+    name = "sde"
+    is_centre = False
+
+    def __post_init__(self) -> None:
+        check_choice("noise", self.noise, NOISES)
+        check_integer("paths", self.paths, at_least=1)
+        if self.centre is not None:
+            check_centre(self.centre)
+
+    def check(self, descent: Descent, weights: Params, loss: Loss) -> None:
+        """See `Dynamics`: a linear optimiser without weight decay, with mini-batches."""
+        if descent.batch_size is None:
+            raise ValueError(
+                "dynamics='sde' is the noise of mini-batches; give batch_size (and key), or use "
+                "'recursion' for full batches."
+            )
+        if not descent.is_plain and descent.response(weights).weight_decay:
+            raise ValueError(
+                "dynamics='sde' is for optimizers without weight decay; use 'recursion', with "
+                "several keys for several draws, or leave the decay out."
+            )
+        if self.centre is not None:
+            self.centre.check(descent.full, weights, loss)
+
+    def view(self, problem: Problem) -> Problem:
+        """See `Dynamics`; "diagonal" noise is so in the eigenbasis of the whole kernel."""
+        if self.noise == "diagonal":
+            return problem.whole or problem
+        return super().view(problem)
+
+    def follow(self, lines: Linearizer, descent: Descent) -> Path:
+        """See `Dynamics`."""
+        problem, centre = lines.problem, None
+        if self.centre is not None:
+            centre = self.centre.follow(lines, descent.full)
+        assert descent.batch_size is not None  # checked
+        test: Any = lines.cross if centre is None else {}  # else the centre follows them
+        save = "outputs" if centre is None else "curves"
+        found = diffusion(
+            lines.first, problem.f0, problem.targets, loss=problem.loss, steps=descent.steps,
+            optimizer=descent.stepper, batch_size=descent.batch_size, key=descent.key,
+            protocol=descent.protocol, noise=self.noise, paths=self.paths, save=save, **test,
+        )  # fmt: skip
+        if centre is None:
+            assert found.train is not None  # the outputs were asked for
+            witness = self.witness(lines, descent)
+            path = Path.of(
+                lines, found.train, found.test, gradient_evaluations=witness.passes,
+                diverged=int(jnp.max(found.diverged_at)) >= 0, witness=witness,
+                products=self.paths * descent.steps,
+            )  # fmt: skip
+            losses = found.loss
+        else:
+            plain = curves(recur(lines, descent.full).train, problem.targets, problem.loss)[0]
+            losses = recentered(found.loss, plain, centre.loss)
+            products = centre.products + self.paths * descent.steps
+            path = dataclasses.replace(centre, witness=centre, products=products)
+        draws = Draws(losses, found.error)
+        return dataclasses.replace(path, loss=jnp.median(losses, axis=0), draws=draws)
+
+    def is_stable(self, path: Path, rates: Rates | None, descent: Descent) -> bool:
+        """See `Dynamics`."""
+        if self.centre is None:
+            return super().is_stable(path, rates, descent)
+        followed = path.witness  # with what its own centre looks at
+        return self.centre.is_stable(followed, rates, descent) and not bool(rises(path.loss))
+
+    def trust(self, path: Path, rule: Rule) -> str | None:
+        """See `Dynamics`: that of the centre, or of one kernel."""
+        if self.centre is None:
+            return super().trust(path, rule)
+        return self.centre.trust(path.witness, rule)
+
+    def doubted_from(self, path: Path) -> int | None:
+        """See `Dynamics`: that of the centre, or of one kernel."""
+        if self.centre is None:
+            return super().doubted_from(path)
+        return self.centre.doubted_from(path.witness)
+
+    def plain_values(self) -> dict[str, Any]:
+        """See `Dynamics`."""
+        return {} if self.centre is None else self.centre.plain_values()
+
+
+@dataclasses.dataclass(frozen=True)
+class WeightSpace(Dynamics):
+    """The linearised network under any optimiser, at the cost of training.
+
+    Example:
+        >>> WeightSpace().name
+        'weight_space'
+    """
+
+    name = "weight_space"
+    kernels = False
+    by_products = True
+
+    def check(self, descent: Descent, weights: Params, loss: Loss) -> None:
+        """See `Dynamics`."""
+        check_stepping(descent.optimizer, weights)
+
+    def follow(self, lines: Linearizer, descent: Descent) -> Path:
+        """See `Dynamics`."""
+        problem = lines.problem
+        found = weight_space(
+            problem.network, problem.weights, problem.x, problem.targets, loss=problem.loss,
+            steps=descent.steps, optimizer=descent.stepper, **descent.batches,
+            x_test=problem.x_test,
+        )  # fmt: skip
+        return Path.of(
+            lines, found.train, found.test, diverged=int(found.diverged_at) >= 0,
+            gradient_evaluations=2 * descent.steps, witness=found,
+        )  # fmt: skip
+
+    def limit(self, lines: Linearizer, momentum: float) -> float:
+        """See `Dynamics`; of many outputs by products with a kernel that is not formed."""
+        problem = lines.problem
+        if problem.f0.size <= FORMED:
+            return super().limit(lines, momentum)
+        operator = ntk_operator(problem.network, problem.weights, problem.x)
+        curvature = operator_curvature(operator, problem.f0, problem.targets, problem.loss)
+        lines.passes += 2 * (OPERATOR_STEPS + 1)
+        return largest_rate(np.asarray(curvature), momentum)
+
+    def trust(self, path: Path, rule: Rule) -> str | None:
+        """See `Dynamics`."""
+        return path.witness.trust
+
+    def doubted_from(self, path: Path) -> int | None:
+        """See `Dynamics`."""
+        return path.witness.doubted_from

@@ -1,0 +1,882 @@
+"""Fine-tuning whose outputs are too many for a kernel: held gradients, and what their noise costs.
+
+A language model with next-token loss has N T V outputs. What can be afforded is a gradient of a
+batch here and there. The optimiser itself is run for all of its steps, warm-up, momentum, second
+moments and decay included, but between two *knots* it is fed the same gradient of the trainable
+weights (of a LoRA adapter: of A and B, so that A B stays exact). With K knots for T steps this
+costs K / T of the training, and sees K / T of its data: the noise of the batches acts T / K times
+as strongly, and the path of the held gradients lies above the training's by what that costs.
+
+That can be measured on the path itself. Right after a batch was learnt, its own loss has fallen
+further than that of other sequences, by its *memory*
+
+    gamma_k = [L(w_{k+1}) - L(w_k)] - [L_k(w_{k+1}) - L_k(w_k)],
+
+one way forward a knot. For a quadratic loss with noise of a fixed covariance S, steps of z = eta
+Delta lambda along an eigenvector of curvature lambda, memory after m knots is
+gamma_m = z (1 - z)^(m - 1) S / lambda, and the loss that noise costs at knot k
+
+    1/2 sum_(i < k) z^2 (1 - z)^(2 i) S / lambda = 1/2 (gamma_1 - gamma_2 + ... - gamma_2k),
+
+the alternating sum of the memories, 1/(4 - 2 z) of gamma_1 in the end. In networks it is about the
+memory itself (curvature that is met late costs as well); the factor is `Numbers.cost`.
+
+Where the sequences at hand are a sample of those that train, a path that sees them again learns
+them by heart, as the training does not. How far a batch has fallen since its first time, beyond
+what others have, says how much (`by_heart`).
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float
+
+from jaxttp._core.checks import (
+    check_finite,
+    check_floating,
+    check_integer,
+    check_key,
+    check_known,
+    check_number,
+    check_optimizer,
+)
+from jaxttp._core.compile import give_back, jit
+from jaxttp._core.results import RESULT, wrapped
+from jaxttp._core.traced import Network, Traced, network_of
+from jaxttp._core.types import ApplyFn, Params, count, take
+from jaxttp.adapters import as_rows, check_per_sample
+from jaxttp.adapters.gradients import check_gradients
+from jaxttp.adapters.inputs import check_network, check_samples
+from jaxttp.dynamics._network import evaluation, loss_of_weights
+from jaxttp.dynamics.batches import batch_indices, check_batches
+from jaxttp.dynamics.optimizers import Optimizer, inlined, same_program
+from jaxttp.dynamics.weight_space import check_stepping
+from jaxttp.losses import Loss, encode_targets, get_loss
+from jaxttp.losses.rule import Rule
+
+POINTS = 11
+"""Points of the curve, at which the loss of the watched samples is evaluated."""
+FEWEST = 24
+"""Knots below which no path is followed."""
+FORWARD = 1 / 3
+"""What a forward pass costs, in gradients."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Numbers:
+    """Numbers of the path and its correction.
+
+    Those of the correction were chosen on the tuning tasks of experiments/bench/lora_tasks.py.
+
+    Attributes:
+        least: fraction of the largest step below which a step counts no less.
+        window: knots on either side over which weights are smoothed before their loss is taken.
+        width: of the Gaussian mean over knots, a standard deviation in knots.
+        cost: the loss that noise costs on the held path, over the memory of a batch just learnt.
+        onset: knots after which it has built up, as the square of their number.
+        doubt: how far that correction is known, as a fraction of it.
+        lag: of what a path at a fraction of the rates may be behind: taken off, and its doubt.
+        coarse: what holds have to keep of what their gradients promise; a parabola's whole way
+            down is that.
+        heart: the loss that memorizing a sample costs others, over the gain on the sample.
+    """
+
+    least: float = 0.02
+    window: int = 3
+    width: float = 6.0
+    cost: float = 1.05
+    onset: float = 9.0
+    doubt: float = 1 / 2
+    lag: float = 1 / 2
+    coarse: float = 1 / 2
+    heart: float = 0.35
+
+
+BY = Numbers()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class HeldForecast:
+    """A training foreseen from few gradients.
+
+    Attributes:
+        loss: of the watched sequences (T + 1,), interpolated between the points.
+        uncertainty: how far it may be off (T + 1,).
+        at: the steps of the points (E,).
+        held: the loss along the path of held gradients there (E,), before the correction.
+        memory: of a batch just learnt, there (E,).
+        knots: steps at which a gradient was taken (K,).
+        gradients: of one sample, that the forecast took; a way forward counts for a third.
+        training_gradients: of one sample, that the training takes.
+        diverged: whether the held path rose above its start, on the watched samples and on the
+            training's: its steps are too long to be held, even at a share of the rates.
+        rate_share: the share of the training's rates that was followed: 1, or 1/2, 1/4 ... where a
+            path at higher ones left.
+        kept: how far a batch's loss really fell while its gradient was held, over what the
+            gradient promised: 1 where the loss is straight over a hold, 1/2 where a hold comes to
+            the lowest point of a parabola, less beyond it.
+    """
+
+    loss: Float[np.ndarray, " t"]
+    uncertainty: Float[np.ndarray, " t"]
+    at: np.ndarray
+    held: np.ndarray
+    memory: np.ndarray
+    knots: np.ndarray
+    gradients: float
+    training_gradients: float
+    diverged: bool
+    rate_share: float = 1.0
+    kept: float = 1.0
+
+    plot, _repr_html_, __repr__ = RESULT
+
+    def __str__(self) -> str:
+        steps, count = len(self.loss) - 1, len(self.knots)
+        times = self.read((0.1, 0.4))
+        lines = [
+            f"HeldForecast of {steps:,} steps from {count:,} gradients, "
+            f"{100 * self.share:.2g} % of the training's cost",
+            f"  loss {self.loss[0]:.4g} to {self.loss[-1]:.4g}"
+            + (f" ± {self.uncertainty[-1]:.2g}" if self.is_bounded else ""),
+        ]
+        way = "drop" if self.loss[-1] <= self.loss[0] else "rise"
+        never = "never" if self.is_bounded else "not reached, see trust"
+        lines += [
+            f"  within {100 * threshold:g} % of the {way}: " + (f"step {t}" if t >= 0 else never)
+            for threshold, t in times.items()
+        ]
+        if self.trust is not None:
+            lines.append(wrapped(f"  trust: {self.trust}", 4))
+        return "\n".join(lines)
+
+    @property
+    def share(self) -> float:
+        """What the forecast costs, as a share of the training."""
+        return self.gradients / self.training_gradients
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether `uncertainty` is all that is in doubt.
+
+        Not where the path was left, or gradients were held for too long: then `trust` doubts the
+        loss without saying by how much, and no range is printed.
+        """
+        return not self.diverged and self.kept >= BY.coarse
+
+    @property
+    def trust(self) -> str | None:
+        """In words, how far to trust it; None where the correction is small."""
+        if self.diverged:
+            return (
+                "held gradients left the path: this training's steps are too long to be held "
+                f"between {len(self.knots)} gradients, even at {self.rate_share:g} of the rates; "
+                "give a larger share, or a lower rate"
+            )
+        drop = abs(self.loss[0] - self.loss[-1])
+        off = float(np.max(self.uncertainty)) / max(drop, 1e-12)
+        if self.rate_share < 1:
+            return (
+                f"these rates are too high for a gradient to be held for {self.stride:.2g} steps; "
+                f"followed at {self.rate_share:g} of them, known to ± {100 * off:.2g} % of "
+                "the loss's drop; that the training itself bears them is not known"
+            )
+        if self.kept < BY.coarse:
+            return (
+                f"a gradient held for {self.stride:.2g} steps gave {100 * self.kept:.2g} % of what "
+                "it promised: too long for these rates; the loss is likely to fall faster, and "
+                "lower; give a larger share, or a lower rate"
+            )
+        if off < 0.05:
+            return None
+        return f"known to ± {100 * off:.2g} % of the loss's drop, by the noise of few batches"
+
+    @property
+    def stride(self) -> float:
+        """Steps for which a gradient is held, on average."""
+        return float(self.at[-1]) / len(self.knots)
+
+    def level(self, threshold: float) -> float:
+        """The loss at which a share of the foreseen drop is left."""
+        return float(self.loss[-1] + threshold * (self.loss[0] - self.loss[-1]))
+
+    def between(self, level: float, off: float = 0.0) -> tuple[int, int]:
+        """When a loss is reached at the earliest and at the latest, by the uncertainty.
+
+        Args:
+            level: the loss to get below.
+            off: by how much that may be off itself, as a share of a drop whose end is uncertain.
+
+        Returns:
+            Two steps, the first at which the forecast less its uncertainty is below the level and
+            `off`, and that at which the forecast and its uncertainty are below the level less
+            `off`; -1 for not within the horizon, or where the path was left.
+        """
+        if self.diverged:
+            return -1, -1
+        ends = (self.loss + sign * (self.uncertainty + off) < level for sign in (-1, 1))
+        earliest, latest = (int(np.argmax(below)) if np.any(below) else -1 for below in ends)
+        return earliest, latest
+
+    def read(self, thresholds: float | Sequence[float], *, rule: str = "relative") -> dict:
+        """Training times, as `jaxttp.TrainingRun.read` gives those of a real training.
+
+        Args:
+            thresholds: the epsilons.
+            rule: see `jaxttp.training_time`.
+
+        Returns:
+            Steps for every threshold, -1 where the forecast never gets there, or left its path.
+        """
+        wanted = Rule.of(thresholds, rule, "loss", 1, None, steps=len(self.loss) - 1)
+        loss = jnp.asarray(self.loss)
+        return wanted.read(loss, loss, reached=not self.diverged)
+
+
+class HeldState(NamedTuple):
+    """Where a path is.
+
+    Attributes:
+        step: of the training.
+        params: the weights.
+        state: of the optimizer.
+        loss: of the watched samples here.
+    """
+
+    step: int
+    params: Params
+    state: Any
+    loss: float
+
+
+@dataclasses.dataclass
+class Knot:
+    """A step at which a gradient is taken, and what became of it.
+
+    Attributes:
+        step: of the training.
+        scale: the fraction of the optimizer's steps that is taken from here on.
+        loss: of the watched samples, at weights smoothed over neighbours; None where not evaluated.
+        before: of its own batch before this was learnt; None at the end of the path.
+        fall: of that batch's loss by the next knot, negative where it fell; None where not looked.
+        promised: what its gradient makes of that change of the weights.
+    """
+
+    step: int
+    scale: float
+    loss: float | None = None
+    before: float | None = None
+    fall: float | None = None
+    promised: float = 0.0
+
+
+class Training(NamedTuple):
+    """What is followed.
+
+    Attributes:
+        network: ``(params, x) -> outputs (N, C)``.
+        loss: of the training.
+        optimizer: see `same_program`.
+        batch: samples and targets of a step, and of how many knots so far.
+        watched: the loss of weights on the watched samples.
+    """
+
+    network: Network
+    loss: Loss
+    optimizer: Optimizer
+    batch: Callable[[int, int], tuple[Any, Array]]
+    watched: Callable[[Params], float]
+
+
+def follow_held(
+    training: Training,
+    start: HeldState,
+    steps: np.ndarray,
+    points: np.ndarray,
+    *,
+    scale: float = 1.0,
+    before: Sequence[Knot] = (),
+) -> tuple[list[Knot], HeldState | None]:
+    """Run the optimizer, with a gradient of its own at every knot alone, until it leaves its path.
+
+    Args:
+        training: see there.
+        start: where.
+        steps: of the knots (K + 1,), from the start to the end.
+        points: numbers of knots (E,) at which the watched loss is evaluated.
+        scale: the fraction of the optimizer's steps that is taken.
+        before: the path up to the start.
+
+    Returns:
+        The whole path, and where it left: the last point at which watched samples or the training's
+        own were not above their start. None where it did not.
+    """
+    knots = [Knot(int(step), scale) for step in steps]
+    knots[0].loss = start.loss
+    path, last, good = [*before, *knots], len(knots) - 1, start
+    states, waiting, own = (
+        {0: (start.params, start.state)},
+        [p for p in points.tolist() if p > 0],
+        [],
+    )
+    for k in range(last + 1):
+        # The window of a point is whole once its last knot is there.
+        while waiting and (k == last or waiting[0] <= k - BY.window):
+            point = waiting.pop(0)
+            near = np.arange(max(0, point - BY.window), min(k, point + BY.window) + 1)
+            weights = _mix([states[i][0] for i in near.tolist()], line_weights(near, point))
+            loss = knots[point].loss = training.watched(weights)
+            if has_left(np.array(own), point, loss, path[0]):
+                return path, good
+            good = HeldState(knots[point].step, *states[point], loss)
+        if k == last:
+            break
+        x, targets = training.batch(knots[k].step, len(before) + k)
+        params, state = states[k]
+        network = training.network.precise(params, x)
+        value, held = _loss_and_gradient(network, params, x, targets, loss=training.loss)
+        params, state, promised = inlined(_hold, training.optimizer)(
+            training.optimizer, params, state, held, knots[k + 1].step - knots[k].step, scale
+        )
+        own.append(float(value))
+        states[k + 1], knots[k].before = (params, state), own[-1]
+        if k % 2 == 0:
+            learnt = loss_of_weights(network, params, x, targets, loss=training.loss)
+            knots[k].fall, knots[k].promised = float(learnt) - own[-1], float(promised)
+        for i in [i for i in states if i < min(k + 1, waiting[0] - BY.window)]:
+            del states[i]
+    return path, None
+
+
+def step_sizes(optimizer: optax.GradientTransformation, params: Params, steps: int) -> np.ndarray:
+    """How far every step goes under a constant gradient, up to a factor (T,).
+
+    Args:
+        optimizer: any optax transformation of gradients alone.
+        params: what it steps; only the structure matters.
+        steps: T.
+
+    Returns:
+        Sizes in (0, 1]; ones where they cannot be told.
+
+    Example:
+        >>> step_sizes(optax.sgd(optax.linear_schedule(1.0, 0.5, 2)), 0.0, 3).tolist()
+        [1.0, 0.75, 0.5]
+    """
+    weights = jax.tree.map(lambda _: jnp.zeros(()), params)
+    push = jax.tree.map(jnp.ones_like, weights)
+
+    def one(state: Any, _: None) -> tuple[Any, Array]:
+        updates, state = optimizer.update(push, state, weights)
+        sizes = [jnp.abs(leaf) for leaf in jax.tree.leaves(updates)]
+        return state, jnp.mean(jnp.stack(sizes))
+
+    try:
+        found = jax.lax.scan(one, optimizer.init(weights), None, length=steps)[1]
+        sizes = np.asarray(found, float)
+    except (TypeError, ValueError, IndexError, ZeroDivisionError):  # it asks for matrices
+        return np.ones(steps)
+    if not np.all(np.isfinite(sizes)) or np.max(sizes) <= 0:
+        return np.ones(steps)
+    return np.maximum(sizes / np.max(sizes), BY.least)
+
+
+def place_knots(sizes: np.ndarray, count: int) -> np.ndarray:
+    """Steps at which a gradient is taken, and the end: denser by the root of the step's size.
+
+    Args:
+        sizes: of every step (T,), see `step_sizes`.
+        count: how many gradients.
+
+    Returns:
+        Increasing steps from 0 to T, at most count + 1 of them.
+
+    Example:
+        >>> place_knots(np.array([1.0, 1.0, 1.0, 1.0, 0.25, 0.25, 0.25, 0.25]), 3).tolist()
+        [0, 2, 4, 8]
+    """
+    passed = np.concatenate([[0.0], np.cumsum(np.sqrt(sizes))])
+    at = np.interp(np.linspace(0, passed[-1], count + 1), passed, np.arange(len(passed)))
+    return np.unique(np.round(at).astype(int))
+
+
+def place_points(knots: int, count: int) -> np.ndarray:
+    """Which of the knots are points of the curve: the first, the last, more of them early on.
+
+    Example:
+        >>> place_points(81, 5).tolist()
+        [0, 13, 32, 55, 80]
+    """
+    return np.unique(np.round(np.linspace(0, 1, count) ** 1.3 * (knots - 1)).astype(int))
+
+
+def line_weights(knots: np.ndarray, at: int) -> np.ndarray:
+    """The coefficients of weights at these knots in the value at `at` of a line fitted to them.
+
+    Neighbours count by the tricube of their distance, as in local regression.
+
+    Args:
+        knots: numbers of knots (n,), `at` among them.
+        at: the knot in question.
+
+    Returns:
+        Coefficients (n,) that sum to one.
+
+    Example:
+        >>> line_weights(np.array([3, 4, 5]), 4).round(2).tolist()
+        [0.29, 0.43, 0.29]
+    """
+    away = (knots - at).astype(float)
+    if len(knots) == 1:
+        return np.ones(1)
+    near = (1 - (np.abs(away) / (np.max(np.abs(away)) + 1)) ** 3) ** 3
+    design = np.stack([np.ones_like(away), away], axis=1) * np.sqrt(near)[:, None]
+    return np.linalg.pinv(design)[0] * np.sqrt(near)
+
+
+def watcher(
+    network: ApplyFn, loss: Loss, x: Any, targets: Array, batch_size: int
+) -> Callable[[Params], float]:
+    """What the loss of some samples is at given weights, a batch of them at a time.
+
+    Args:
+        network: ``(params, x) -> outputs (N, C)``.
+        loss: its mean over samples that count alike.
+        x: samples (M, ...).
+        targets: as the loss wants them (M, ...).
+        batch_size: samples at a time; the last may be fewer.
+
+    Returns:
+        A function of the weights.
+
+    Example:
+        >>> from jaxttp.losses import get_loss
+        >>> ones = jnp.ones((3, 1))
+        >>> look = watcher(lambda w, x: w * x, get_loss("squared_error"), ones, 2 * ones, 2)
+        >>> look(jnp.zeros(()))
+        2.0
+    """
+    traced = network_of(network)
+
+    def look(weights: Params) -> float:
+        total, parts = count(x), 0.0
+        for first in range(0, total, batch_size):
+            some = slice(first, first + batch_size)
+            batch = take(x, some)
+            network = traced.precise(weights, batch)
+            part = loss_of_weights(network, weights, batch, targets[some], loss=loss)
+            parts += float(part) * min(batch_size, total - first) / total
+        return parts
+
+    return look
+
+
+def has_left(own: np.ndarray, point: int, loss: float, first: Knot) -> bool:
+    """Whether a path is above its start at a point, on the watched samples and on its own batches.
+
+    The former alone is a network that learns its samples by heart.
+
+    Args:
+        own: every knot's loss on its own batch, as far as it is known (K,).
+        point: the number of a knot.
+        loss: of the watched samples there.
+        first: the first knot of the training.
+
+    Example:
+        >>> first = Knot(0, 1.0, loss=2.0, before=2.0)
+        >>> has_left(np.array([2.0, 3.0, 5.0, 9.0]), 3, 8.0, first)
+        True
+    """
+    mean = smoothed(np.arange(len(own)), own, np.array([point]))[0]
+    if not np.isfinite(mean + loss):
+        return True
+    assert first.loss is not None  # it was learnt
+    assert first.before is not None
+    return bool(loss > first.loss and mean > first.before)
+
+
+def smoothed(where: np.ndarray, values: np.ndarray, at: np.ndarray) -> np.ndarray:
+    """Values by a Gaussian mean over some twelve knots.
+
+    Args:
+        where: knots of the values (P,).
+        values: (P,).
+        at: knots that are asked (E,).
+
+    Returns:
+        (E,).
+
+    Example:
+        >>> smoothed(np.array([0.0, 50.0]), np.array([1.0, 3.0]), np.array([0.0, 25.0])).round(6)
+        array([1., 2.])
+    """
+    away = (at[:, None] - where[None]) / BY.width
+    near = np.exp(-0.5 * np.minimum(away**2, 1400.0))
+    return (near @ values) / np.sum(near, axis=1)
+
+
+@jit
+def _mix(weights: list[Params], shares: Array) -> Params:
+    """Sum_k shares_k weights_k."""
+
+    def one(*leaves: Array) -> Array:
+        parts = [s.astype(leaf.dtype) * leaf for s, leaf in zip(shares, leaves, strict=True)]
+        return functools.reduce(jnp.add, parts)
+
+    return jax.tree.map(one, *weights)
+
+
+@functools.partial(jit, static_argnames="loss")
+def _loss_and_gradient(
+    network: Traced, params: Params, x: Any, targets: Array, *, loss: Loss
+) -> tuple[Array, Params]:
+    return jax.value_and_grad(lambda w: loss.value(network(w, x), targets))(params)
+
+
+@jit
+def _hold(
+    optimizer: Optimizer, params: Params, state: Any, held: Params, times: Array, scale: Array
+) -> tuple[Params, Any, Array]:
+    """Many steps with one gradient, and its product with the change of the weights."""
+
+    def one(_: Array, carry: tuple[Params, Any]) -> tuple[Params, Any]:
+        updates, after = optimizer.update(held, carry[1], carry[0])
+        updates = jax.tree.map(lambda u: jnp.asarray(scale, u.dtype) * u, updates)
+        return optax.apply_updates(carry[0], updates), after
+
+    moved, state = jax.lax.fori_loop(0, times, one, (params, state))
+    change = jax.tree.map(jnp.subtract, moved, params)
+    return moved, state, jnp.asarray(optax.tree.vdot(held, change))
+
+
+def corrected(
+    path: list[Knot],
+    spent: float,
+    training: float,
+    steps: int,
+    *,
+    left: bool = False,
+    fresh: int | None = None,
+) -> HeldForecast:
+    """The training's curve from the held path's, less what the noise of held gradients costs.
+
+    Where only a fraction of the optimizer's steps was taken, the path is behind the training: its
+    loss at step t is that of a step before, t' of as many whole steps, if a loss falls as steps
+    add up, and that of t if it is all noise and valley floors. Half of the way is taken off.
+
+    Args:
+        path: as it was followed.
+        spent: gradients of one sample that it took.
+        training: that the training takes.
+        steps: T.
+        left: whether it was left at its last point.
+        fresh: batches until the first one comes again; None for those of the training.
+
+    Returns:
+        A `HeldForecast`.
+    """
+    last, every = len(path) - 1, np.arange(steps + 1)
+    knots, scale = np.array([k.step for k in path]), np.array([k.scale for k in path[:-1]])
+    points = np.array([i for i, knot in enumerate(path) if knot.loss is not None])
+    measured = np.array([i for i, knot in enumerate(path) if knot.fall is not None], int)
+    before = np.array([knot.before for knot in path if knot.before is not None])
+    fall = np.array([path[i].fall for i in measured], float)
+    losses = np.array([path[i].loss for i in points], float)
+    others = np.interp(np.arange(last + 1), points, losses)
+    gaps = others[measured + 1] - others[measured] - fall
+    memory = np.zeros(len(points))
+    if len(gaps):
+        memory = smoothed(measured + 0.5, gaps, points.astype(float))
+    built = 1 - np.exp(-((points / BY.onset) ** 2))
+    off = BY.cost * (1 - last / steps) * built * np.maximum(memory, 0.0)
+    if fresh is not None:
+        off += BY.heart * by_heart(before, others[:-1], fresh, points)
+    diverged = left or not (np.all(np.isfinite(losses)) and np.all(np.isfinite(memory)))
+    if diverged:  # nothing is corrected: the path is not the training's
+        off = np.zeros_like(off)
+    at = knots[points]
+    shown = _evened(np.where(np.isfinite(losses), losses, losses[0]) - off)
+    curve, doubt = _between(at, shown, every), BY.doubt * _between(at, off, every)
+    done = np.concatenate([[0.0], np.cumsum(scale * np.diff(knots))])
+    behind = np.interp(np.interp(every, knots, done), every, curve) - curve
+    behind = np.minimum.accumulate(np.maximum(behind, 0.0)[::-1])[::-1]  # a loss has no bend there
+    lag = BY.lag * behind * (not diverged)
+    promised = float(sum(path[i].promised for i in measured))
+    kept = float(np.sum(fall)) / promised if promised < 0 and not diverged else 1.0
+    return HeldForecast(
+        curve - lag, doubt + lag, at, losses, memory, knots[:-1], spent, training, diverged,
+        float(np.min(scale, initial=1.0)), kept,
+    )  # fmt: skip
+
+
+def by_heart(before: np.ndarray, others: np.ndarray, fresh: int, points: np.ndarray) -> np.ndarray:
+    """How much further batches that come again have fallen since their first time than others have.
+
+    For least squares others rise above the optimum of all sequences by as much as the sample's own
+    fall below it, half of the gap between them (Mallows' C_p); along a path it is less.
+    Every batch is held against itself, since batches differ by more than what is looked for.
+
+    Args:
+        before: every batch's loss before it is learnt (K,), the same batches over and over.
+        others: what the watched loss is at these knots (K,).
+        fresh: batches until the first one comes again.
+        points: knots of the curve (E,).
+
+    Returns:
+        (E,), nothing before a batch comes again.
+
+    Example:
+        >>> before = np.array([2.0, 1.0, 1.4, 0.4])
+        >>> by_heart(before, np.array([1.5, 1.5, 1.2, 1.2]), 2, np.array([0, 3])).round(2).tolist()
+        [0.0, 0.3]
+    """
+    again = np.arange(fresh, len(before))
+    if not len(again):
+        return np.zeros(len(points))
+    first = again % fresh
+    further = (others[again] - others[first]) - (before[again] - before[first])
+    now = smoothed(again, further, points.astype(float))
+    return np.where(points > fresh, np.maximum(now, 0.0), 0.0)
+
+
+def _between(at: np.ndarray, values: np.ndarray, every: np.ndarray) -> np.ndarray:
+    """A curve through points, level where they end before it does."""
+    if len(at) == 1:
+        return np.full(len(every), values[0])
+    from scipy.interpolate import PchipInterpolator  # here: a fifth of the time of all imports
+
+    return PchipInterpolator(at, values)(np.minimum(every, at[-1]))
+
+
+def _evened(loss: np.ndarray) -> np.ndarray:
+    """The points of a curve (E,) with a half of themselves and a quarter of either neighbor.
+
+    The first three, where the curve bends, and the last one stay.
+    """
+    found = loss.copy()
+    found[3:-1] = 0.25 * loss[2:-2] + 0.5 * loss[3:-1] + 0.25 * loss[4:]
+    return found
+
+
+def held_forecast(
+    apply_fn: ApplyFn,
+    params: Params,
+    x: Any,
+    y: Any,
+    *,
+    x_watched: Any,
+    y_watched: Any,
+    optimizer: optax.GradientTransformation,
+    steps: int,
+    batch_size: int,
+    key: Array,
+    protocol: str | None = None,
+    loss: str | Loss = "cross_entropy",
+    share: float = 0.2,
+    total_samples: int | None = None,
+) -> HeldForecast:
+    """The loss curve of a fine-tuning with many outputs, from a share of its gradients.
+
+    This is an integrator with few right-hand sides, and it does step the network's weights, along
+    its own path: of the steps between two knots only the first has a gradient of its own. What
+    that costs is counted, and kept within `share`; the module says what is done.
+
+    Args:
+        apply_fn: ``(params, x) -> outputs (N, C)``, or logits of tokens (N, T, V).
+        params: what trains, such as the adapters of `jaxttp.models.lora`.
+        x: training sequences (N, ...).
+        y: labels (N,), of tokens (N, T), or targets (N, C).
+        x_watched: the sequences whose loss is foreseen (M, ...); of no batch, or some of `x`.
+        y_watched: their labels.
+        optimizer: any optax transformation of gradients alone.
+        steps: T.
+        batch_size: B, sequences a step.
+        key: draws the batches; those of the training at the same key are used at the knots.
+        protocol: how, see `jaxttp.dynamics.batch_indices`.
+        loss: a name or a `Loss`.
+        share: of the training's gradients that this may take, in (0, 1); counted, not timed.
+        total_samples: sequences of the corpus that trains, of which `x` is a sample; None where
+            `x` trains. Batches are then no training's, and are drawn so that a path sees every
+            sequence of the sample once before it sees one again.
+
+    Returns:
+        A `HeldForecast`.
+
+    Raises:
+        ValueError: a share that pays for fewer than 24 knots beside the points of the curve; steps,
+            batches, labels or an optimiser that do not fit; gradients that are not finite.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> table = jnp.zeros((5, 5))
+        >>> x = jnp.arange(240).reshape(60, 4) % 5
+        >>> found = held_forecast(lambda w, x: w[x], table, x, (x + 1) % 5, x_watched=x[:4],
+        ...                       y_watched=(x[:4] + 1) % 5, optimizer=optax.adam(0.02), steps=200,
+        ...                       batch_size=6, key=jax.random.key(0))
+        >>> found.loss.shape, bool(found.loss[-1] < found.loss[0]), found.share <= 0.2
+        ((201,), True, True)
+
+    Source:
+        Derived; held gradients are Euler's method of first weak order for the mean path.
+    """
+    check_integer("steps", steps, at_least=1)
+    check_number("share", share, above=0.0, below=1.0)
+    check_key(key, optional=False)
+    if total_samples is not None:
+        check_integer("total_samples", total_samples, at_least=count(x),
+                      remedy=f"x, a sample of them, has {count(x)}.")  # fmt: skip
+    check_optimizer(optimizer)
+    x, x_watched = check_samples("x", x), check_samples("x_watched", x_watched)
+    check_known(share=share, key=key, y=y, y_watched=y_watched)
+    _check_network(apply_fn, params, optimizer, {"params": params, "x": x, "x_watched": x_watched})
+    protocol = check_batches(batch_size, key, protocol, count(x))
+    rows, outputs = as_rows(apply_fn, params, x)
+    rows = network_of(rows)
+    _check_outputs(rows, params, take(x, slice(0, 8)))
+    given_loss = get_loss(loss)
+    targets, loss = encode_targets(given_loss, y, outputs)
+    seen = as_rows(apply_fn, params, x_watched)[1]
+    watched, loss_watched = encode_targets(given_loss, y_watched, seen)
+    indices = np.asarray(batch_indices(key, count(x), batch_size, steps, protocol=protocol))
+    fresh = None if total_samples is None else count(x) // batch_size
+    per_point = FORWARD * count(x_watched) / batch_size
+
+    def batch(step: int, knot: int) -> tuple[Any, Array]:
+        some = indices[step] if fresh is None else indices[knot % fresh]
+        return take(x, some), targets[some]
+
+    most = affordable(share, steps, POINTS * per_point, batch_size)
+    look = watcher(rows, loss_watched, x_watched, watched, batch_size)
+    training = Training(rows, loss, same_program(optimizer, params), batch, look)
+    begin = HeldState(0, params, optimizer.init(params), look(params))
+    give_back()  # what compiling has left: hundreds of MB for a large network
+    sizes, paid = step_sizes(optimizer, params, steps), share * steps
+    path, is_left, paid_for = follow_within(training, begin, sizes, paid, per_point, most)
+    losses = [loss for knot in path for loss in (knot.loss, knot.before) if loss is not None]
+    check_gradients(rows, params, x, np.array(losses))
+    return corrected(
+        path, paid_for * batch_size, float(steps * batch_size), steps, left=is_left, fresh=fresh
+    )
+
+
+def follow_within(
+    training: Training,
+    start: HeldState,
+    sizes: np.ndarray,
+    budget: float,
+    per_point: float,
+    most: int,
+) -> tuple[list[Knot], bool, float]:
+    """The path to the horizon; where it leaves, on from its last good point by half of the steps.
+
+    Args:
+        training: see there.
+        start: before the first step.
+        sizes: of every step (T,), see `step_sizes`.
+        budget: gradients of a batch that it may take.
+        per_point: what a point of the curve costs.
+        most: knots.
+
+    Returns:
+        The path, whether it was left for good, and the gradients that it took.
+    """
+    steps, spent, points, scale = len(sizes), per_point, POINTS, 1.0
+    path: list[Knot] = []
+    while True:
+        before = [knot for knot in path if knot.step < start.step]
+        knots = start.step + place_knots(sizes[start.step :], most)
+        path, good = follow_held(
+            training, start, knots, place_points(len(knots), points), scale=scale, before=before
+        )
+        spent += cost_of(path[len(before) :], per_point)
+        if good is None:
+            return path, False, spent
+        start, scale = good, scale / 2
+        known = sum(knot.loss is not None and knot.step < good.step for knot in path)
+        points = max(3, POINTS - known)
+        most = min(pays_for(budget - spent - (points - 1) * per_point), steps - good.step)
+        if most < FEWEST * (steps - good.step) / steps:
+            return path, True, spent
+
+
+def _check_network(
+    apply_fn: ApplyFn, params: Params, optimizer: optax.GradientTransformation, given: dict
+) -> None:
+    """Refuse a network that the optimizer cannot step, and arrays that are not known or finite."""
+    check_network(apply_fn, params)
+    check_floating("params", params)
+    check_stepping(optimizer, params)
+    check_known(**given)
+    for name, value in given.items():
+        check_finite(name, value)
+
+
+def _check_outputs(network: Any, params: Params, few: Any) -> None:
+    """Refuse outputs that depend on other samples, or that are not finite."""
+    evaluate = evaluation(network)
+    outputs = evaluate(params, few)
+    check_per_sample(network, params, few, evaluate=evaluate, outputs=outputs)
+    check_finite("apply_fn(params, x)", outputs)
+
+
+def cost_of(knots: Sequence[Knot], per_point: float) -> float:
+    """Gradients of a batch that some knots took, the first of their points apart.
+
+    Args:
+        knots: as far as they were followed.
+        per_point: what a point of the curve costs.
+    """
+    gradients = sum(knot.before is not None for knot in knots)
+    looks = sum(knot.fall is not None for knot in knots)
+    return gradients + FORWARD * looks + per_point * (sum(k.loss is not None for k in knots) - 1)
+
+
+def pays_for(paid: float) -> int:
+    """Knots that some gradients pay for, each with half a look back at its batch.
+
+    Example:
+        >>> pays_for(98.0)
+        84
+    """
+    knots = max(0, int(paid / (1 + FORWARD / 2)))
+    # Every second batch is looked at again, the first one among them.
+    return knots - (knots > 0 and knots + FORWARD * -(-knots // 2) > paid)
+
+
+def affordable(
+    share: float, steps: int, beside: float, batch_size: int, *, name: str = "share"
+) -> int:
+    """How many knots a share of a training pays for, each with half a look back at its batch.
+
+    Args:
+        share: of the training's gradients.
+        steps: T.
+        beside: what the points of the curve cost, in gradients of a batch.
+        batch_size: B, for the words.
+        name: what the words call the share.
+
+    Returns:
+        K.
+
+    Raises:
+        ValueError: fewer than are worth following.
+
+    Example:
+        >>> affordable(0.2, 600, beside=22.0, batch_size=16)
+        84
+    """
+    paid = share * steps - beside
+    knots = pays_for(paid)
+    if knots < FEWEST:
+        raise ValueError(
+            f"{name}={share:g} of {steps} steps pays for {knots} gradients beside the "
+            f"points of the curve (worth {beside:.3g} batches of {batch_size}); {FEWEST} are "
+            f"needed. Give a larger {name}, fewer watched sequences, or train it."
+        )
+    return min(knots, steps)
