@@ -186,7 +186,8 @@ def diffusion(  # noqa: PLR0913
     if noise != "full":
         root = _root(kernels, starts, targets, loss, noise, noise_kernel)
     epoch = n // batch_size if protocol == "epochs" else None
-    plan = _Plan(loss, noise, save == "outputs", paths, epoch, _epoch_fraction(n, batch_size))
+    fraction = 1.0 - float(np.sqrt(max(0.0, 1.0 - n // batch_size * batch_size / n)))
+    plan = _Plan(loss, noise, save == "outputs", paths, epoch, fraction)
     outputs, losses, errors, diverged_at = _simulate(
         kernels, starts, targets, maps, amplitude, root, key, plan
     )
@@ -231,7 +232,7 @@ def _heavy_ball(rates: Any, m: Any, steps: int) -> tuple[Array, Array]:
 
 
 class _Plan(NamedTuple):
-    """What the compiled simulation depends on, beside shapes."""
+    """What the compiled simulation depends on beside shapes; for the last two see `increments`."""
 
     loss: Loss
     noise: str
@@ -330,11 +331,6 @@ def protocol_scale(protocol: str, n: int, batch_size: int) -> float:
     if protocol == "replacement":
         return 1.0
     return float(np.sqrt((n if protocol == "epochs" else n - batch_size) / max(n - 1, 1)))
-
-
-def _epoch_fraction(n: int, batch_size: int) -> float:
-    """Kappa of `increments`."""
-    return 1.0 - float(np.sqrt(max(0.0, 1.0 - n // batch_size * batch_size / n)))
 
 
 def increments(
