@@ -32,8 +32,8 @@ from jaxttp._core.results import RESULT
 from jaxttp._core.traced import Keyed, Traced, network_of
 from jaxttp._core.types import ApplyFn, Params, count, take
 from jaxttp.adapters import as_rows
-from jaxttp.adapters.gradients import check_gradients
 from jaxttp.adapters.inputs import check_network, check_samples
+from jaxttp.adapters.outputs import check_gradients
 from jaxttp.dynamics._network import evaluation
 from jaxttp.dynamics.batches import batch_indices, check_batches
 from jaxttp.losses import Loss, encode_targets

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import jaxttp
-from jaxttp.adapters.gradients import check_gradients
+from jaxttp.adapters.outputs import check_gradients
 
 BAD = 3
 X = jax.random.normal(jax.random.key(0), (6, 4), jnp.float64).at[BAD].set(0.0)

@@ -28,8 +28,8 @@ from jaxttp._core.products import with_forward_mode
 from jaxttp._core.types import ApplyFn, Params, count, select_leaves, split_trainable, take
 from jaxttp._core.xla_cpu.threads import decompose
 from jaxttp.adapters import as_rows, check_per_sample
-from jaxttp.adapters.gradients import check_gradients
 from jaxttp.adapters.inputs import check_network, check_samples
+from jaxttp.adapters.outputs import check_gradients
 from jaxttp.losses import Loss, encode_targets, get_loss
 from jaxttp.ntk.gram import kernel_of
 from jaxttp.ntk.sharded import gathered, several

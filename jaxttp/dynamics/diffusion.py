@@ -47,9 +47,8 @@ from jaxttp._core.results import RESULT
 from jaxttp._core.traced import Traced, network_of
 from jaxttp._core.types import ApplyFn, Params, concatenate, count
 from jaxttp._core.xla_cpu.threads import decompose
-from jaxttp.adapters.gradients import check_gradients
 from jaxttp.adapters.inputs import check_network, check_samples, traced_outputs
-from jaxttp.adapters.outputs import check_per_sample
+from jaxttp.adapters.outputs import check_gradients, check_per_sample
 from jaxttp.dynamics._kernels import apply_kernel, check_problem, check_rate, flatten_kernel
 from jaxttp.dynamics._trajectory import output_limit
 from jaxttp.dynamics.batches import PROTOCOLS

@@ -347,6 +347,8 @@ def _check(f: ArrayLike, w: ArrayLike, labels: Any) -> tuple[Array, Array, Array
     words = f"labels must lie in 0..{w.shape[1] - 1}, the columns of w"
     if not is_concrete(labels):
         labels = eqx.error_if(labels, jnp.any((labels < 0) | (labels >= w.shape[1])), words)
-    elif not 0 <= np.min(labels) <= np.max(labels) < w.shape[1]:
-        raise ValueError(f"{words}; got {np.min(labels)} to {np.max(labels)}.")
+    else:
+        known = np.asarray(labels)  # within a trace `np.min` of JAX's array is not known
+        if not 0 <= known.min() <= known.max() < w.shape[1]:
+            raise ValueError(f"{words}; got {known.min()} to {known.max()}.")
     return f, w, jax.nn.one_hot(labels, w.shape[1], dtype=f.dtype)

@@ -25,9 +25,8 @@ from jaxttp._core.products import with_forward_mode
 from jaxttp._core.results import RESULT
 from jaxttp._core.traced import Traced, network_of
 from jaxttp._core.types import ApplyFn, Params, count
-from jaxttp.adapters.gradients import check_gradients
 from jaxttp.adapters.inputs import check_network, check_samples
-from jaxttp.adapters.outputs import output_shape
+from jaxttp.adapters.outputs import check_gradients, output_shape
 from jaxttp.dynamics._network import evaluation, promote_all
 from jaxttp.dynamics._trajectory import output_limit
 from jaxttp.dynamics.batches import batch_indices

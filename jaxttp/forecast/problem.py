@@ -25,8 +25,8 @@ from jaxttp._core.types import (
     take,
 )
 from jaxttp.adapters import as_rows, check_per_sample
-from jaxttp.adapters.gradients import check_gradients
 from jaxttp.adapters.inputs import check_network, check_samples
+from jaxttp.adapters.outputs import check_gradients
 from jaxttp.dynamics._network import evaluation, promote, promote_samples, warn_of
 from jaxttp.dynamics._trajectory import curves
 from jaxttp.losses import Loss, encode_targets

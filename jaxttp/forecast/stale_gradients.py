@@ -51,8 +51,8 @@ from jaxttp._core.results import RESULT, wrapped
 from jaxttp._core.traced import Network, Traced, network_of
 from jaxttp._core.types import ApplyFn, Params, count, take
 from jaxttp.adapters import as_rows, check_per_sample
-from jaxttp.adapters.gradients import check_gradients
 from jaxttp.adapters.inputs import check_network, check_samples
+from jaxttp.adapters.outputs import check_gradients
 from jaxttp.dynamics._network import evaluation, loss_of_weights
 from jaxttp.dynamics.batches import batch_indices, check_batches
 from jaxttp.dynamics.optimizers import Optimizer, inlined, same_program

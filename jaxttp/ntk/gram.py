@@ -20,9 +20,8 @@ from jaxtyping import Array
 from jaxttp._core.checks import check_choice, check_finite
 from jaxttp._core.traced import network_of
 from jaxttp._core.types import ApplyFn, Params, count, leaf_paths, leaf_shapes, select_leaves
-from jaxttp.adapters.gradients import check_gradients
 from jaxttp.adapters.inputs import check_network, check_samples, traced_outputs
-from jaxttp.adapters.outputs import check_per_sample
+from jaxttp.adapters.outputs import check_gradients, check_per_sample
 from jaxttp.ntk._compiled import Variant, by_blocks, compiled, dtype_of, structure
 from jaxttp.ntk._plan import KernelPlan, Workload, devices_of, make_plan, room_on
 from jaxttp.ntk._program import trace

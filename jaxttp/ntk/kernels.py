@@ -24,9 +24,8 @@ from jaxttp._core.checks import check_array, check_finite
 from jaxttp._core.products import pull_and_push
 from jaxttp._core.traced import Traced, network_of
 from jaxttp._core.types import ApplyFn, Params, count, select_leaves
-from jaxttp.adapters.gradients import check_gradients
 from jaxttp.adapters.inputs import check_network, check_samples
-from jaxttp.adapters.outputs import output_shape
+from jaxttp.adapters.outputs import check_gradients, output_shape
 
 
 class KernelOperator(eqx.Module):

@@ -27,9 +27,8 @@ from jaxttp._core.compile import jit
 from jaxttp._core.results import RESULT
 from jaxttp._core.traced import Network, network_of
 from jaxttp._core.types import ApplyFn, Params, count, select_leaves, take
-from jaxttp.adapters.gradients import check_gradients
 from jaxttp.adapters.inputs import check_network, check_samples
-from jaxttp.adapters.outputs import check_per_sample
+from jaxttp.adapters.outputs import check_gradients, check_per_sample
 from jaxttp.ntk._countsketch import Projections, SketchLayers, countsketch_rows
 from jaxttp.ntk._plan import Workload
 from jaxttp.ntk._program import NetworkProgram

@@ -115,23 +115,14 @@ _ENDINGS = {
 }  # fmt: skip
 
 
-def _stage(model: ResNet, block: int) -> tuple[int, int]:
-    """The stage of a block and its place there, both from 0."""
-    for stage, size in enumerate(model.stage_sizes):
-        if block < size:
-            return stage, block
-        block -= size
-    raise IndexError(block)
+def _in_stages(name: str, first: int) -> Callable[[ResNet, int], str]:
+    """The names of blocks by their stages, numbered from `first`, and their places there."""
 
+    def name_of(model: ResNet, block: int) -> str:
+        stages = enumerate(model.stage_sizes, start=first)
+        return [name.format(stage, i) for stage, size in stages for i in range(size)][block]
 
-def _torch_block(model: ResNet, block: int) -> str:
-    stage, index = _stage(model, block)
-    return f"layer{stage + 1}.{index}"
-
-
-def _hugging_face_block(model: ResNet, block: int) -> str:
-    stage, index = _stage(model, block)
-    return f"encoder.stages.{stage}.layers.{index}"
+    return name_of
 
 
 _TORCH_RESNET = {
@@ -181,10 +172,11 @@ _HUGGING_FACE_VIT = {
 }
 _COUNTERS = ("num_batches_tracked",)
 _RESNETS = (
-    Naming("torchvision or timm", "layer1.0.conv1.weight", _torch_block, _TORCH_RESNET, ("fc.",),
-           _COUNTERS),
+    Naming("torchvision or timm", "layer1.0.conv1.weight", _in_stages("layer{}.{}", 1),
+           _TORCH_RESNET, ("fc.",), _COUNTERS),
     Naming("Hugging Face transformers", "embedder.embedder.convolution.weight",
-           _hugging_face_block, _HUGGING_FACE_RESNET, ("classifier.",), _COUNTERS, "resnet."),
+           _in_stages("encoder.stages.{}.layers.{}", 0), _HUGGING_FACE_RESNET, ("classifier.",),
+           _COUNTERS, "resnet."),
 )  # fmt: skip
 _VITS = (
     Naming("timm", "patch_embed.proj.weight", lambda _, block: f"blocks.{block}", _TIMM_VIT,
