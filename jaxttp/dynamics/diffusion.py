@@ -185,12 +185,12 @@ def diffusion(  # noqa: PLR0913
     if noise != "full":
         root = _root(kernels, starts, targets, loss, noise, noise_kernel)
     epoch = n // batch_size if protocol == "epochs" else None
-    plan = _Plan(loss, noise, save == "outputs", paths, epoch, _epoch_fraction(n, batch_size))
-    outputs, (losses, errors, alive) = _simulate(
+    fraction = 1.0 - float(np.sqrt(max(0.0, 1.0 - n // batch_size * batch_size / n)))
+    plan = _Plan(loss, noise, save == "outputs", paths, epoch, fraction)
+    outputs, losses, errors, diverged_at = _simulate(
         kernels, starts, targets, maps, amplitude, root, key, plan
     )
     train, test = (None, None) if outputs is None else (*outputs, None)[:2]
-    diverged_at = jnp.where(jnp.all(alive, axis=-1), -1, jnp.argmin(alive, axis=-1))
     ts = jnp.arange(steps + 1, dtype=f0.dtype)
     return Diffusion(ts, train, test, losses, errors, diverged_at, noise=noise, protocol=protocol)
 
@@ -231,7 +231,7 @@ def _heavy_ball(rates: Any, m: Any, steps: int) -> tuple[Array, Array]:
 
 
 class _Plan(NamedTuple):
-    """What the compiled simulation depends on, beside shapes."""
+    """What the compiled simulation depends on beside shapes; for the last two see `increments`."""
 
     loss: Loss
     noise: str
@@ -251,8 +251,8 @@ def _simulate(
     root: tuple[Array, ...],
     key: Array,
     plan: _Plan,
-) -> tuple[tuple[Array, ...] | None, tuple[Array, Array, Array]]:
-    """Outputs (or None), then loss, error and whether outputs are representable, at every step.
+) -> tuple[tuple[Array, ...] | None, Array, Array, Array]:
+    """Outputs (or None), loss and error at every step, and where paths diverge.
 
     Kernels and starts are those of the training samples, then of the test samples; the state has a
     part (1 + k, ., C) for each. `root` is empty with the full noise.
@@ -277,15 +277,16 @@ def _simulate(
         if plan.noise == "diagonal":
             size *= jnp.linalg.norm(force) / jnp.where(first_size > 0, first_size, 1.0)
         return [
-            apply_kernel(kernel, force / n) + size * jnp.dot(part, normal)
+            apply_kernel(kernel, force / n) + size * jnp.dot(part, normal, precision="highest")
             for kernel, part in zip(kernels, root, strict=True)
         ]
 
     def read(state: list[Array]) -> tuple:
         seen = outputs(state)
         within = tuple(jnp.clip(jnp.nan_to_num(f, nan=limit), -limit, limit) for f in seen)
-        curves = loss.value(within[0], targets), loss.error(within[0], targets), is_alive(seen[0])
-        return (within if plan.keeps_outputs else None), curves
+        kept = within if plan.keeps_outputs else None
+        losses = loss.value(within[0], targets), loss.error(within[0], targets)
+        return kept, *losses, is_alive(seen[0])
 
     def solve(key: Array) -> tuple:
         size = root[0].shape[-1] if root else n
@@ -308,8 +309,11 @@ def _simulate(
         return jax.tree.map(join, read(begin), records)
 
     if plan.paths is None:
-        return solve(key)
-    return jax.vmap(solve)(jax.random.split(key, plan.paths))
+        paths, losses, errors, alive = solve(key)
+    else:
+        paths, losses, errors, alive = jax.vmap(solve)(jax.random.split(key, plan.paths))
+    diverged_at = jnp.where(jnp.all(alive, axis=-1), -1, jnp.argmin(alive, axis=-1))
+    return paths, losses, errors, diverged_at
 
 
 # --- the noise ------------------------------------------------------------------------------------
@@ -326,11 +330,6 @@ def protocol_scale(protocol: str, n: int, batch_size: int) -> float:
     if protocol == "replacement":
         return 1.0
     return float(np.sqrt((n if protocol == "epochs" else n - batch_size) / max(n - 1, 1)))
-
-
-def _epoch_fraction(n: int, batch_size: int) -> float:
-    """Kappa of `increments`."""
-    return 1.0 - float(np.sqrt(max(0.0, 1.0 - n // batch_size * batch_size / n)))
 
 
 def increments(
