@@ -109,25 +109,15 @@ def test_whole_numbers_are_targets_where_that_is_said(tmp_path):
         ("1,NA,a\n3,4,b\n5,6,a\n", "column 2 in 1; the first is 'NA' in line 1"),  # no header
         ("w,h,k\n?,2,a\n3,,b\n,,b\n", r"in 3 of 3 rows: column 1 \('w'\) in 2, column 2 "),
         ("w,sex,k\n1,f,a\n2,m,b\n", r"column 2 \('sex'\) holds words, 2 different .* encode it"),
+        ("w,kind\n1,0.5\n2,\n", r"column 2 \('kind'\), is missing in line 3 \(''\); write it"),
+        ("w,kind\n1,a\n2, \n3,\n", r"is missing in line 3 \(''\), line 4 \(''\); write"),
+        ("w,kind\n1,0.5\n2,1.5\n3,soon\n", r"line 4, column 2 \('kind'\) holds 'soon', while 2 of"),
+        ("w,kind\n1,1\n2,inf\n3,2\n", r"line 3, column 2 \('kind'\) holds 'inf', while 2 of 3"),
     ],
 )
 def test_bad_tables(text, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         load_table(write(tmp_path, text))
-
-
-@pytest.mark.parametrize(
-    ("labels", "message"),
-    [
-        (("0.5", "", "1.5"), r"column 3 \('kind'\), is missing in line 3 \(''\); write it into"),
-        (("a", " ", ""), r"is missing in line 3 \(''\), line 4 \(''\); write"),
-        (("0.5", "1.5", "soon"), r"line 4, column 3 \('kind'\) holds 'soon', while 2 of 3 rows"),
-        (("1", "inf", "2"), r"line 3, column 3 \('kind'\) holds 'inf', while 2 of 3"),
-    ],
-)
-def test_bad_last_columns(labels, message, tmp_path):
-    with pytest.raises(ValueError, match=message):
-        load_table(write(tmp_path, "w,h,kind\n" + ROWS.format(*labels)))
 
 
 @pytest.mark.parametrize(
