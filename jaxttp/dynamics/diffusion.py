@@ -1,4 +1,4 @@
-"""Stochastic gradient descent in function space as an Ito SDE.
+"""Stochastic gradient descent in function space as an Ito SDE, by diffrax.
 
     df = -(eta/N) Theta g(f) dt + (eta/sqrt(B)) S(f) dn,      S S^T = J Sigma J^T
 
@@ -241,6 +241,30 @@ class _Plan(NamedTuple):
     fraction: float
 
 
+class _Updates(diffrax.AbstractTerm):
+    """Drift and noise of a step together, so that they are one product with the kernel.
+
+    Attributes:
+        change: (t, state, noise) -> what a step adds to the state.
+        draw: the noise of step t.
+    """
+
+    change: Callable[..., Any]
+    draw: Callable[[Array], Array]
+
+    def vf(self, t: Any, y: Any, args: Any) -> Any:
+        """What `prod` needs."""
+        return t, y
+
+    def contr(self, t0: Any, t1: Any, **kwargs: Any) -> Any:
+        """The noise from one step to the next."""
+        return self.draw(t0)
+
+    def prod(self, vf: Any, control: Any) -> Any:
+        """The change of the state."""
+        return self.change(*vf, control)
+
+
 @functools.partial(jax.jit, static_argnames="plan")  # thousands of small steps: not `_core`'s jit
 def _simulate(
     kernels: tuple[Kernel, ...],
@@ -292,21 +316,29 @@ def _simulate(
         size = root[0].shape[-1] if root else n
         draw = increments(key, size, steps, plan.epoch, plan.fraction, starts[0].dtype)
 
-        def step(state: list[Array], now: tuple) -> tuple[list[Array], tuple]:
-            t, still, pulled = now
+        def change(t: Array, state: list[Array], normal: Array) -> list[Array]:
+            still, pulled = (of[jnp.round(t).astype(int)] for of in maps)
             f = outputs(state)[0]
-            new = [
-                jnp.tensordot(still, part, 1) + jnp.multiply.outer(pulled, pull)
-                for part, pull in zip(state, pulls(f, draw(t)), strict=True)
+            moved = [
+                jnp.tensordot(still, part, 1) + jnp.multiply.outer(pulled, pull) - part
+                for part, pull in zip(state, pulls(f, normal), strict=True)
             ]
-            new = [jnp.where(is_alive(f), a, b) for a, b in zip(new, state, strict=True)]
-            return new, read(new)
+            return [jnp.where(is_alive(f), part, 0.0) for part in moved]
 
-        begin = [jnp.zeros((slots, *f.shape), f.dtype) for f in starts]
-        times = jnp.arange(steps, dtype=starts[0].dtype)
-        _, records = jax.lax.scan(step, begin, (times, *maps))
-        join = lambda first, rest: jnp.concatenate([first[None], rest])  # noqa: E731
-        return jax.tree.map(join, read(begin), records)
+        grid = jnp.arange(steps + 1, dtype=starts[0].dtype)
+        solution = diffrax.diffeqsolve(
+            _Updates(change, draw),
+            diffrax.Euler(),
+            t0=grid[0],
+            t1=grid[-1],
+            dt0=None,
+            y0=[jnp.zeros((slots, *f.shape), f.dtype) for f in starts],
+            saveat=diffrax.SaveAt(ts=grid, fn=lambda t, state, args: read(state)),
+            stepsize_controller=diffrax.StepTo(ts=grid),
+            max_steps=steps,
+        )
+        assert solution.ys is not None
+        return solution.ys
 
     if plan.paths is None:
         paths, losses, errors, alive = solve(key)
