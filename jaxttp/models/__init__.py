@@ -21,9 +21,7 @@ from jaxttp.models.language import Architecture as Architecture
 from jaxttp.models.language import Decoder as Decoder
 from jaxttp.models.language import Encoder as Encoder
 from jaxttp.models.language import adapter_targets as adapter_targets
-from jaxttp.models.language import load_adapter as load_adapter
 from jaxttp.models.language import load_transformer as load_transformer
-from jaxttp.models.language import save_adapter as save_adapter
 from jaxttp.models.layers import calibrate_batch_norm as calibrate_batch_norm
 from jaxttp.models.layers import fresh_head as fresh_head
 from jaxttp.models.layers import linear_head as linear_head
@@ -34,7 +32,6 @@ from jaxttp.models.mlp import MLP as MLP
 from jaxttp.models.pretrained import load_params as load_params
 from jaxttp.models.pretrained import load_pretrained as load_pretrained
 from jaxttp.models.pretrained import load_weights as load_weights
-from jaxttp.models.pretrained import pretrained_names as pretrained_names
 from jaxttp.models.pretrained import save_params as save_params
 from jaxttp.models.pretrained import with_params as with_params
 from jaxttp.models.revmlp import RevMLP as RevMLP

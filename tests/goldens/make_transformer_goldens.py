@@ -57,7 +57,6 @@ def networks():
         "bert-classifier": lambda: t.BertForSequenceClassification(bert),
         "bert-mlm": lambda: t.BertForMaskedLM(bert),
         "roberta-classifier": lambda: t.RobertaForSequenceClassification(roberta),
-        "roberta-mlm": lambda: t.RobertaForMaskedLM(roberta),
         "gpt2-lm": lambda: t.GPT2LMHeadModel(t.GPT2Config(**GPT2)),
         "gpt2-classifier": lambda: t.GPT2ForSequenceClassification(t.GPT2Config(**GPT2)),
         "llama-lm": lambda: t.LlamaForCausalLM(
