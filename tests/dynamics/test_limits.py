@@ -121,18 +121,6 @@ def test_the_mean_square_limit_parts_growth_from_decay(momentum, samples, c, com
     assert growth(kernel, c, 1.005 * limit, momentum, q) > 1
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
-def test_orthogonal_samples_have_a_closed_form(momentum):
-    """eta = 2 / (x/(1 + m) + sigma^2/(x (1 - m))) for the largest one."""
-    sizes, q, n = np.array([9.0, 2.0, 1.0, 0.5]), 0.5, 4
-    mean, variance = sizes / n, q * sizes**2 * (1 / n - 1 / n**2)
-    want = np.min(2 / (mean / (1 + momentum) + variance / (mean * (1 - momentum))))
-    kernel = jnp.diag(jnp.asarray(sizes)).reshape(4, 1, 4, 1)
-    modes = batch_modes(kernel, jnp.zeros((4, 1)), jnp.ones((4, 1)), squared_error)
-    found = mean_square_factor(map_of(1.0, momentum), modes, q)
-    assert found * 2 * (1 + momentum) / mean[0] == pytest.approx(want, rel=1e-3)
-
-
 def test_variance_of_a_batch():
     assert batch_variance(10, 2, "replacement") == 0.5
     assert batch_variance(10, 2, "epochs") == pytest.approx(8 / 18)

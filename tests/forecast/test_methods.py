@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from jaxttp import predict_training_time, sweep, training_time
+from jaxttp import predict_training_time, sweep
 from jaxttp.forecast import (
     ClosedForm,
     Descent,
@@ -274,17 +274,6 @@ def test_test_curves_of_the_training_samples_are_the_training_curves(job, dynami
 
 
 @pytest.mark.slow
-def test_sde_gives_bands(job, key):
-    calm = forecast_of(job, dynamics="sde", batch_size=3, key=key, paths=8, learning_rate=0.01)
-    assert calm.trust is None
-    assert calm.loss_band.shape == (2, 31)
-    assert bool(jnp.all(calm.loss_band[0] <= calm.loss_band[1] + 1e-12))
-    for threshold, (low, high) in calm.steps_band.items():
-        assert low <= calm.steps[threshold] <= high
-    assert "(" in str(calm).splitlines()[1]
-
-
-@pytest.mark.slow
 def test_an_sde_beyond_the_limit_is_no_exception(job, key):
     got = forecast_of(job, learning_rate=1e6, dynamics="sde", batch_size=3, key=key, paths=4)
     assert not got.stable
@@ -292,19 +281,3 @@ def test_an_sde_beyond_the_limit_is_no_exception(job, key):
     assert got.steps_band is None
     assert bool(jnp.all(jnp.isfinite(got.loss)))
     assert "diverges" in str(got)
-
-
-@pytest.mark.slow
-def test_times_by_other_definitions(job):
-    got = forecast_of(job)
-    error = forecast_of(job, metric="error", thresholds=(0.3,))
-    by_error = got.read(0.3, metric="error")
-    assert error.steps == by_error == {0.3: int(training_time(got.error, 0.3))}
-    level = float(got.loss[7]) + 1e-9
-    assert got.read(level, rule="absolute") == {level: 7}
-    assert got.read(0.1, smooth=5) == {0.1: int(training_time(got.loss, 0.1, smooth=5))}
-    assert dataclasses.replace(got, stable=False).read(0.1) == {0.1: -1}
-    with pytest.raises(ValueError, match="metric='accuracy' is not known"):
-        got.read(0.1, metric="accuracy")
-    with pytest.raises(ValueError, match="metric='accuracy' is not known"):
-        forecast_of(job, metric="accuracy")

@@ -260,14 +260,3 @@ def test_labels_of_test_samples_are_called_so(labels, words):
             lambda w, x: x @ w, jnp.zeros((2, 2)), x, [0, 1], learning_rate=0.1, steps=3,
             x_test=x, y_test=labels,
         )  # fmt: skip
-
-
-@pytest.mark.usefixtures("unchecked_types")
-def test_steps_may_be_a_number_of_numpy(recwarn):
-    found = predict_training_time(
-        lambda w, x: jnp.tanh(x @ w), jnp.zeros((2, 2)), jnp.eye(2), [0, 1], learning_rate=0.1,
-        steps=np.int64(3),
-    )  # fmt: skip
-    assert found.horizon == 3
-    assert isinstance(found.horizon, int)
-    assert [str(one.message) for one in recwarn] == []

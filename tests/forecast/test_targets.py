@@ -6,12 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxttp import compare, predict_training_time, sweep, train
+from jaxttp import compare, predict_training_time, sweep
 from jaxttp.cli._tables import cells
 from jaxttp.forecast import (
     Candidate,
-    Hyperparameters,
-    Online,
     Target,
     grid,
     sweep_kernel,
@@ -178,16 +176,6 @@ def test_comparisons_rank_by_targets_first():
         assert swept.target_steps[i, 1] == first_below(swept.error[i], 0.25)
     assert found.names == ("fast", "slow")
     assert "loss below 0.55, error below 0.25" in str(found)
-
-
-def test_the_callback_takes_targets():
-    setting = Hyperparameters(1.0, steps=12)
-    watch = Online(network, W, X, Y, setting, target_loss=0.5)
-    train(network, W, X, Y, loss="cross_entropy", optimizer=setting.optimizer(), steps=4,
-          callback=watch)  # fmt: skip
-    found = watch.forecast()
-    assert found.targets == {Target(0.5): first_below(found.loss, 0.5)}
-    assert "loss below 0.5" in str(found)
 
 
 def test_a_time_that_may_never_come_is_said_so():
