@@ -30,7 +30,6 @@ PUBLIC = (
 )  # fmt: skip
 LEFT_OUT = {
     "dataset_names": "takes nothing", "model_names": "takes nothing",
-    "pretrained_names": "takes nothing",
     "from_equinox": "takes a module; tests/test_adapters.py",
     "from_keras": "takes a module; tests/test_from_keras.py",
     "from_linen": "takes a module; tests/test_adapters.py",
@@ -39,9 +38,7 @@ LEFT_OUT = {
     "load_texts": "takes a folder; tests/data/test_text.py",
     "load_corpus": "takes a folder; tests/data/test_corpus.py",
     "load_transformer": "takes a folder; tests/models/test_language.py",
-    "load_adapter": "takes a folder; tests/models/test_peft.py",
-    "save_adapter": "takes a folder; tests/models/test_peft.py",
-    "adapter_targets": "takes a network of a folder; tests/models/test_peft.py",
+    "adapter_targets": "takes a network of a folder; tests/models/test_language.py",
     **dict.fromkeys(
         ("resnet18", "resnet34", "resnet50", "resnet20", "resnet32", "vit_tiny", "vit_small",
          "vit_base", "vgg5", "digits_resnet", "load_pretrained"),

@@ -208,7 +208,7 @@ def FineTuning():
         folder = Path(name)
         write_model(folder, "llama-lm")
         (folder / "corpus.txt").write_text(" ".join(WORDS[4:] * 150))
-        chosen = Settings(model=name, learning_rate=0.1, steps=100, batch_size=8)
+        chosen = Settings(model=name, learning_rate=0.1, steps=200, batch_size=8)
         return fine_tuning_task(chosen, text=str(folder / "corpus.txt"), sequence_length=8)
 
 

@@ -184,22 +184,6 @@ def test_outputs_are_those_of_a_pure_function_of_each_sample(model):
     assert_close(apply_fn(params, X[::-1]), outputs[::-1])
 
 
-def test_transformations_agree(model):
-    """jvp, vjp and vmap over parameters tell the same derivative."""
-    apply_fn, params = model
-    tangent = jax.tree.map(jnp.cos, params)
-    _, forward = jax.jvp(lambda params: apply_fn(params, X), (params,), (tangent,))
-    _, pullback = jax.vjp(lambda params: apply_fn(params, X), params)
-    backward = pullback(forward)[0]
-    inner = sum(jax.tree.leaves(jax.tree.map(lambda a, b: jnp.sum(a * b), backward, tangent)))
-    np.testing.assert_allclose(inner, jnp.sum(forward**2), rtol=1e-12)
-    moved = jax.tree.map(jnp.add, params, tangent)
-    both = jax.vmap(apply_fn, in_axes=(0, None))(
-        jax.tree.map(lambda p, q: jnp.stack([p, q]), params, moved), X
-    )
-    assert_close(both[1], apply_fn(moved, X))
-
-
 # --- Flax NNX -------------------------------------------------------------------------------------
 
 
@@ -342,29 +326,6 @@ def test_equinox_state_that_is_written_in_inference_too():
     assert_close(apply_fn(params, X), jax.vmap(network.linear)(X))
 
 
-def test_equinox_shared_layers_and_lists():
-    class Network(eqx.Module):
-        layers: list
-        shared: eqx.nn.Shared
-
-        def __init__(self):
-            keys = jax.random.split(KEY, 3)
-            self.layers = [[eqx.nn.Linear(3, 3, use_bias=False, key=k)] for k in keys[:2]]
-            pair = tuple(eqx.nn.Linear(3, 3, use_bias=False, key=k) for k in keys[1:])
-            self.shared = eqx.nn.Shared(pair, lambda p: p[1].weight, lambda p: p[0].weight)
-
-        def __call__(self, x):
-            first, second = self.shared()
-            for (layer,) in self.layers:
-                x = layer(x)
-            return second(first(x))
-
-    network = Network()
-    apply_fn, params = from_equinox(network)
-    assert len(jax.tree.leaves(params)) == 3
-    assert_close(apply_fn(params, X), jax.vmap(network)(X))
-
-
 # --- wrong kinds of input -------------------------------------------------------------------------
 
 WRONG = {
@@ -471,12 +432,9 @@ def test_check_skips_what_is_not_known_and_works_inside_jit():
 BAD_OUTPUTS = {
     "(N,)": (lambda p, x: x[:, 0], r"returned \(5,\).*add an axis with outputs\[:, None\]"),
     "(N, T, C)": (lambda p, x: x[:, :, None], r"returned \(5, 3, 1\). Flatten to \(N, C\)"),
-    "scalar": (lambda p, x: x.sum(), r"returned \(\).*or select outputs"),
-    "fewer rows": (lambda p, x: x[:2], r"one row for every row of x.* returned \(2, 3\)"),
     "mean over the batch": (lambda p, x: x.mean(0), r"one row for every row of x.*\(3,\)"),
     "integers": (lambda p, x: x.astype(int), r"floating-point.*int64 of shape \(5, 3\)"),
     "tuple": (lambda p, x: (x, x), r"one array \(N, C\); it returned a tuple. Select"),
-    "nothing": (lambda p, x: None, "it returned a NoneType"),
 }
 
 
@@ -550,17 +508,12 @@ def test_several_inputs_go_by_name_or_in_order(library):
             apply_fn(params, wrong)
 
 
-@pytest.mark.parametrize("draws", ["one key", "NumPy"])
-def test_dropout_that_is_left_on_is_refused_by_whatever_takes_single_samples(draws):
+def test_dropout_that_is_left_on_is_refused_by_whatever_takes_single_samples():
     """Row 0 does not see its companions, but copies of it get masks of their own."""
 
     def dropped(w, x):
         outputs = jnp.tanh(x @ w)
-        if draws == "one key":
-            kept = jax.random.bernoulli(KEY, 0.5, outputs.shape)
-        else:
-            kept = np.random.default_rng(0).uniform(size=outputs.shape) > 0.5
-        return jnp.where(kept, outputs, 0.0)
+        return jnp.where(jax.random.bernoulli(KEY, 0.5, outputs.shape), outputs, 0.0)
 
     w, words = jnp.ones((3, 4)), "apply_fn: copies of one sample give different outputs, as with"
     for refusing in (check_per_sample, jaxttp.empirical_ntk):

@@ -54,8 +54,6 @@ def test_number_is_returned_inside_its_range_and_refused_outside(case, value):
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_number_must_be_finite(value):
-    with pytest.raises(ValueError, match=r"^rate must be finite; got"):
-        check_number("rate", value)
     # An infinite number is greater than 0: the message must not say only that.
     with pytest.raises(ValueError, match=r"^rate must be finite and greater than 0; got"):
         check_number("rate", value, above=0.0)

@@ -1,9 +1,6 @@
-"""Compiled programs that outlive the process: kept for commands alone, and found again."""
+"""Compiled programs that outlive the process: kept for commands alone."""
 
-import json
 import os
-import subprocess
-import sys
 
 import jax
 import pytest
@@ -70,42 +67,6 @@ def test_a_folder_that_has_grown_too_large_is_emptied(folder, monkeypatch):
         keep_compiled()
         jax.config.update("jax_compilation_cache_dir", None)
         assert len(list(made.iterdir()) if made.exists() else []) == left
-
-
-COMMAND = """
-import json, sys
-from collections import Counter
-import jax, jaxttp
-alone = jax.config.jax_compilation_cache_dir
-events = Counter()
-jax.monitoring.register_event_listener(lambda name, **_: events.update([name.split("/")[-1]]))
-from jaxttp._core.process import keep_compiled
-keep_compiled()
-value = jaxttp.ntk.eigendecomposition(jax.numpy.eye(3)).values.sum()
-counts = {name: events[name] for name in ("cache_hits", "cache_misses")}
-print(json.dumps({"alone": alone, "value": float(value), **counts}))
-"""
-
-
-@pytest.mark.slow  # two processes, each of which imports jaxttp: 2 seconds and more
-@pytest.mark.usefixtures("quick_processes")
-def test_the_second_process_compiles_nothing(tmp_path):
-    environment = {name: value for name, value in os.environ.items() if "JAX_" not in name}
-    environment |= {"TF_CPP_MIN_LOG_LEVEL": "3", "XDG_CACHE_HOME": str(tmp_path)}
-    told = []
-    for _ in range(2):
-        done = subprocess.run(
-            [sys.executable, "-c", COMMAND],
-            env=environment, capture_output=True, text=True, timeout=300,
-        )  # fmt: skip
-        assert (done.returncode, done.stderr) == (0, "")  # no alarm or warning
-        told.append(json.loads(done.stdout))
-    cold, warm = told
-    assert cold["alone"] is None  # the import has switched nothing on
-    assert warm["value"] == cold["value"] == 3
-    assert cold["cache_misses"] > 2
-    assert warm["cache_misses"] == 0
-    assert warm["cache_hits"] >= cold["cache_misses"]
 
 
 @pytest.mark.parametrize(("plugin", "level"), [(None, "3"), ("libtpu", None)])

@@ -113,18 +113,6 @@ def dynamics_loss(outputs):
     return optax.softmax_cross_entropy_with_integer_labels(outputs, Y).mean()
 
 
-def test_what_a_schedule_of_a_sweep_reads_is_read_at_every_call():
-    def schedule(step):
-        return factor * jnp.ones_like(step, float)
-
-    rates = forecast.grid(learning_rate=(0.5, 0.05), steps=5)
-    expected = jaxttp.sweep(network_with(1.0), W, X, Y, rates, relinearize=0).loss
-    settings = forecast.grid(learning_rate=(0.5,), schedule=(schedule,), steps=5)
-    for i, factor in enumerate((1.0, 0.1)):  # noqa: B007  (the schedule reads it)
-        found = jaxttp.sweep(network_with(1.0), W, X, Y, settings, relinearize=0).loss
-        np.testing.assert_allclose(found[0], expected[i], rtol=1e-6)  # factors in float32
-
-
 def test_what_a_loss_reads_is_read_at_every_call():
     def sample_loss(outputs, targets):
         return weight * 0.5 * jnp.sum((outputs - targets) ** 2)

@@ -141,14 +141,12 @@ def stopwatch() -> Iterator[Stopwatch]:
         True
     """
     watch = Stopwatch()
-    jax.monitoring.register_event_duration_secs_listener(watch._record)
-    start = time.perf_counter()
-    try:
-        yield watch
-    finally:
-        end = time.perf_counter()
-        jax.monitoring.unregister_event_duration_listener(watch._record)
-        watch._close(start, end)
+    with _listening(watch._record):
+        start = time.perf_counter()
+        try:
+            yield watch
+        finally:
+            watch._close(start, time.perf_counter())
 
 
 @contextmanager
@@ -167,8 +165,15 @@ def compilations() -> Iterator[list[float]]:
         if event == "/jax/core/compile/backend_compile_duration":
             seen.append(duration_secs)
 
+    with _listening(record):
+        yield seen
+
+
+@contextmanager
+def _listening(record: Callable[..., None]) -> Iterator[None]:
+    """Tell a function of every event that JAX times inside a block."""
     jax.monitoring.register_event_duration_secs_listener(record)
     try:
-        yield seen
+        yield
     finally:
         jax.monitoring.unregister_event_duration_listener(record)

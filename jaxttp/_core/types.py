@@ -218,16 +218,7 @@ def _why_nothing_counts(params: Params, trainable: Any) -> str:
         return f"params has no floating-point leaf, which is what trains; it {held}."
     paths = leaf_paths(params)
     known = ", ".join(paths[:8]) + (", ..." if len(paths) > 8 else "")
-    refusal = f"trainable leaves no floating-point parameter to count; params has {known}."
-    # `from_torch` and `from_keras` give one dict with the layers in the order of registration.
-    last = str(next(reversed(params), "")) if isinstance(params, dict) else ""
-    layer = last[: max(last.rfind("."), last.rfind("/")) + 1]
-    if not callable(trainable) or not layer:
-        return refusal
-    return (
-        f"{refusal} Its last entry is of the layer {layer[:-1]!r}: "
-        f"trainable=lambda path: path.startswith({layer!r})."
-    )
+    return f"trainable leaves no floating-point parameter to count; params has {known}."
 
 
 def split_trainable(

@@ -148,10 +148,10 @@ def describe(module: Any) -> str | None:
         >>> describe(Dropout())
         'dropout (0.2) off'
     """
-    names = [kind.__name__ for kind in type(module).__mro__]
+    names = " ".join(kind.__name__ for kind in type(module).__mro__)
     if "BatchNorm" in names:
         return "BatchNorm on running averages"
-    rate = getattr(module, "rate", getattr(module, "p", None))  # Flax, Equinox
+    rate = getattr(module, "rate", getattr(module, "p", None))  # Flax and Keras; Equinox, PyTorch
     is_dropout = "Dropout" in names and isinstance(rate, int | float) and rate > 0
     return f"dropout ({rate:g}) off" if is_dropout else None
 

@@ -200,7 +200,8 @@ def from_equinox(module: Any, state: Any = None) -> Model:
     params, constants = eqx.partition(network, eqx.is_inexact_array)
     state = jax.tree.map(jnp.asarray, state)  # a copy: writing to a State makes it unusable
     signature = _call_signature(network)
-    described = tuple(map(describe, _with_switch(network)))
+    layers = jax.tree.leaves(network, is_leaf=lambda node: hasattr(node, "inference"))
+    described = tuple(map(describe, layers))
 
     def apply_fn(params: Params, x: Any) -> Any:
         evaluated = eqx.combine(params, constants)
@@ -226,15 +227,6 @@ def _call_signature(network: Any) -> inspect.Signature:
     """
     signature = inspect.signature(type(network).__call__)
     return signature.replace(parameters=list(signature.parameters.values())[1:])
-
-
-def _with_switch(network: Any) -> list[Any]:
-    """The layers of an Equinox module that act differently in training."""
-
-    def has(node: Any) -> bool:
-        return isinstance(node, eqx.Module) and isinstance(getattr(node, "inference", None), bool)
-
-    return [node for node in jax.tree.leaves(network, is_leaf=has) if has(node)]
 
 
 def _check_kind(library: str, module: Any) -> None:

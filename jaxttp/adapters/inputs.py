@@ -186,7 +186,10 @@ def _are_known_tokens(x: Any) -> bool:
 
 def is_swapped(apply_fn: Any, params: Any, x: Any) -> bool:
     """Whether ``apply_fn(x, params)`` gives outputs (N, C)."""
-    found = _try(apply_fn, x, params)
+    try:
+        found = jax.eval_shape(lambda *given: apply_fn(*given), x, params)
+    except Exception:
+        return False
     if not isinstance(found, jax.ShapeDtypeStruct) or len(found.shape) != 2:
         return False
     return {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(x)} == {found.shape[:1]}
@@ -198,13 +201,6 @@ def swapped_words(name: str) -> str:
         f"{name} takes its arguments the other way round: it is called as {name}(params, x). Give "
         f"lambda params, x: {name}(x, params)."
     )
-
-
-def _try(apply_fn: Any, *arguments: Any) -> Any:
-    try:
-        return jax.eval_shape(lambda *given: apply_fn(*given), *arguments)
-    except Exception:
-        return None
 
 
 def library_of(kind: type) -> str | None:

@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxttp._core.types import Model, Params, noted
-from jaxttp.adapters.evaluation import counted
+from jaxttp.adapters.evaluation import counted, describe
 
 
 def from_keras(model: Any) -> Model:
@@ -71,18 +71,9 @@ def from_keras(model: Any) -> Model:
         values = [params[name] for name in names]
         return model.stateless_call(values, constants, x, training=False)[0]
 
-    described = [_describe(layer) for layer in model._flatten_layers(include_self=False)]
+    described = [describe(layer) for layer in model._flatten_layers(include_self=False)]
     params = {name: jnp.asarray(v.value) for name, v in zip(names, trained, strict=True)}
     return Model(noted(apply_fn, lambda: counted(described)), params)
-
-
-def _describe(layer: Any) -> str | None:
-    """What evaluation mode means for one layer, in words."""
-    if type(layer).__name__ == "BatchNormalization":
-        return "BatchNorm on running averages"
-    rate = getattr(layer, "rate", None)
-    is_dropout = "Dropout" in type(layer).__name__ and isinstance(rate, int | float) and rate > 0
-    return f"dropout ({rate:g}) off" if is_dropout else None
 
 
 def _warn_of_probabilities(model: Any) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from jaxttp._core.types import Model, Params, noted
-from jaxttp.adapters.evaluation import counted
+from jaxttp.adapters.evaluation import counted, describe
 from jaxttp.adapters.inputs import check_samples
 
 PAIR = ("2.9.1", "0.0.13")
@@ -70,7 +70,8 @@ def from_torch(
         raise TypeError(f"module must be an instance of torch.nn.Module; got {_kind(module)}.")
     torch, torchax = import_pair()
     module = copy.deepcopy(module).cpu().eval()
-    described = [_describe(torch, name, part) for name, part in module.named_modules()]
+    _check_norms(torch, module)
+    described = list(map(describe, module.modules()))
     if hasattr(module, "set_attn_implementation"):  # of transformers
         module.set_attn_implementation("eager")
     if getattr(getattr(module, "config", None), "use_cache", False):
@@ -136,18 +137,14 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _describe(torch: Any, name: str, part: Any) -> str | None:
-    """What evaluation mode means for one layer, in words."""
-    if isinstance(part, torch.nn.modules.batchnorm._BatchNorm):
-        if part.running_mean is None:
+def _check_norms(torch: Any, module: Any) -> None:
+    """Refuse batch norms that have no running averages."""
+    for name, part in module.named_modules():
+        if isinstance(part, torch.nn.modules.batchnorm._BatchNorm) and part.running_mean is None:
             raise ValueError(
                 f"module: {name or _kind(part)} normalises by its own batch also in evaluation mode"
                 " (track_running_stats=False); such a network has no per-example kernel."
             )
-        return "BatchNorm on running averages"
-    if isinstance(part, torch.nn.modules.dropout._DropoutNd) and part.p:
-        return f"dropout ({part.p:g}) off"
-    return None
 
 
 def _called(function: Any, signature: inspect.Signature, x: Any) -> Any:

@@ -14,7 +14,7 @@ from jaxttp._core.types import Model, Params, leaf_paths, noted, notes_of
 from jaxttp.models.combinators import Predicate, check_model
 
 Targets = Predicate | str | Sequence[str]
-"""Which kernels: a predicate on paths, a regular expression or ends of names of modules."""
+"""Which kernels: a predicate on paths, or ends of names of modules."""
 
 _SEPARATOR = re.compile(r"[/.]")
 """Between the parts of a path: dots are those of PyTorch's names."""
@@ -58,9 +58,8 @@ def lora(
         targets: which kernels. None for all leaves with at least two axes, but not biases (a leaf
             ``bias``, ``b`` or ``scale``), not embeddings, positions and tokens, by their usual
             names in a path, and not the head. As in PEFT's ``target_modules``: names of modules or
-            their ends, such as ``["q_proj", "v_proj"]``, or a regular expression that fits a whole
-            name; a module's name is the path of its kernel with dots,
-            ``blocks.0.attention.q_proj``. Or a predicate on the path, such as that of
+            their ends, such as ``["q_proj", "v_proj"]``; a module's name is the path of its kernel
+            with dots, ``blocks.0.attention.q_proj``. Or a predicate on the path, such as that of
             `adapter_targets`.
         alpha: α; the rank when None.
         rslora: whether the scale is α/√r, which keeps large ranks learning.
@@ -210,58 +209,32 @@ def _sides(path: str, leaves: Mapping[str, Any], output_axis: int) -> tuple[int,
     return math.prod(shape) // fan_out, fan_out
 
 
-def fits(name: str, targets: str | Sequence[str]) -> bool:
-    r"""Whether a module is meant, by the rules of PEFT's ``target_modules``.
-
-    Args:
-        name: of the module, with dots.
-        targets: a regular expression for whole names, or ends of names.
-
-    Returns:
-        True or False.
-
-    Example:
-        >>> fits("blocks.0.attention.q_proj", ["q_proj"]), fits("a.q_proj", r"b\..*")
-        (True, False)
-    """
-    if isinstance(targets, str):
-        return re.fullmatch(targets, name) is not None
-    return any(name == target or name.endswith(f".{target}") for target in targets)
-
-
-def chosen_modules(names: Sequence[str], targets: str | Sequence[str]) -> list[str]:
+def chosen_modules(names: Sequence[str], ends: str | Sequence[str]) -> list[str]:
     """The modules that are meant, in their order.
 
     Args:
-        names: of all modules with a kernel.
-        targets: as in `fits`.
+        names: of all modules with a kernel, with dots.
+        ends: names or their last parts, as in PEFT's ``target_modules``.
 
     Returns:
         Some of the names.
 
     Raises:
-        ValueError: a name that fits no module, or an expression that fits none, or is none.
+        ValueError: an end that fits no module.
 
     Example:
         >>> chosen_modules(["a.q", "a.v"], ["v"])
         ['a.v']
     """
-    try:
-        found = [name for name in names if fits(name, targets)]
-    except re.error as problem:
+    ends = [ends] if isinstance(ends, str) else list(ends)
+    fitting = {end: [name for name in names if f".{name}".endswith(f".{end}")] for end in ends}
+    if lost := [repr(end) for end, found in fitting.items() if not found]:
+        known = sorted({name.rsplit(".", 1)[-1] for name in names})
         raise ValueError(
-            f"targets={targets!r} is no regular expression: {problem}; give ends of names as a "
-            "list."
-        ) from problem
-    wanted = [targets] if isinstance(targets, str) else list(targets)
-    lost = [
-        one for one in wanted if not any(fits(n, one if one is targets else [one]) for n in found)
-    ]
-    if lost:
-        ends = sorted({name.rsplit(".", 1)[-1] for name in names})
-        raise ValueError(f"targets: {', '.join(map(repr, lost))} fits no module; they end in "
-                         f"{', '.join(ends)}.")  # fmt: skip
-    return found
+            f"targets: {', '.join(lost)} fits no module; they end in {', '.join(known)}."
+        )
+    chosen = {name for found in fitting.values() for name in found}
+    return [name for name in names if name in chosen]
 
 
 def _chosen(leaves: Mapping[str, Any], targets: Targets | None) -> list[str]:

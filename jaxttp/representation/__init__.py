@@ -12,5 +12,4 @@ from jaxttp.representation.similarity import kernel_distance as kernel_distance
 from jaxttp.representation.similarity import kernel_rate as kernel_rate
 from jaxttp.representation.similarity import linear_cka as linear_cka
 from jaxttp.representation.weights import WeightPath as WeightPath
-from jaxttp.representation.weights import weight_cosine as weight_cosine
 from jaxttp.representation.weights import weight_path as weight_path

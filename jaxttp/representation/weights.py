@@ -1,11 +1,11 @@
 """How far and in which direction weights move along training."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from jaxttp._core.arrays import double, root
 from jaxttp._core.checks import check_finite, check_leaves, check_several
@@ -13,10 +13,11 @@ from jaxttp._core.results import RESULT
 from jaxttp._core.types import Params, leaf_paths
 
 
-def _rows(trees: Mapping[str, Any]) -> dict[str, Array]:
-    """The floating-point leaves by path in float64, flat, one row for each tree (T, n)."""
+def _rows(history: Sequence[Params]) -> dict[str, Array]:
+    """The floating-point leaves by path in float64, flat, one row for each checkpoint (T, n)."""
     rows = []
-    for name, params in trees.items():
+    for t, params in enumerate(history):
+        name = f"history[{t}]"
         check_leaves(name, params)
         check_finite(name, params)
         pairs = zip(leaf_paths(params), jax.tree.leaves(params), strict=True)
@@ -29,7 +30,7 @@ def _rows(trees: Mapping[str, Any]) -> dict[str, Array]:
             raise ValueError(f"{name} must hold at least one floating-point array.")
         if jax.tree.map(jnp.shape, rows[-1]) != jax.tree.map(jnp.shape, rows[0]):
             raise ValueError(
-                f"{name} must be the same tree as {next(iter(trees))}, with leaves of equal sizes."
+                f"{name} must be the same tree as history[0], with leaves of equal sizes."
             )
     return {path: jnp.stack([row[path] for row in rows]) for path in rows[0]}
 
@@ -45,29 +46,6 @@ def _cosine(first: Array, second: Array) -> Array:
     return jnp.where(sizes > 0, jnp.sum(first * second, axis=-1) / safe, jnp.nan)
 
 
-def weight_cosine(params: Params, reference: Params) -> Float[Array, ""]:
-    """The cosine between two sets of weights, all leaves as one vector.
-
-    Args:
-        params: pytree of arrays.
-        reference: the same tree: the weights at initialisation, or of another optimiser.
-
-    Returns:
-        A scalar in [-1, 1]; nan where one of the two is zero.
-
-    Raises:
-        ValueError: trees that differ, no floating-point leaf, values that are not finite.
-
-    Example:
-        >>> import numpy as np
-        >>> float(weight_cosine([np.array([1.0, 0.0])], [np.array([1.0, 1.0])]))
-        0.7071067811865...
-    """
-    with double():
-        rows = _rows({"params": params, "reference": reference})
-        return _cosine(*jnp.concatenate(list(rows.values()), axis=1))
-
-
 class WeightPath(NamedTuple):
     """Weights along T checkpoints, in float64; a cosine is nan where a vector is zero.
 
@@ -75,7 +53,7 @@ class WeightPath(NamedTuple):
         names: paths of the L leaves.
         norm: of all weights, (T,).
         distance: from the first checkpoint, (T,).
-        cosine: with the first checkpoint, (T,).
+        cosine: with the first checkpoint, all leaves as one vector, (T,).
         step_norm: length of every move between neighbours, (T - 1,).
         step_cosine: between a move and the one before, (T - 2,): near 1 on a straight path,
             negative where the weights oscillate.
@@ -120,7 +98,7 @@ def weight_path(history: Sequence[Params]) -> WeightPath:
     if len(history) == 0:
         raise ValueError("history must hold the weights of at least one checkpoint.")
     with double():
-        rows = _rows({f"history[{t}]": params for t, params in enumerate(history)})
+        rows = _rows(history)
         whole = jnp.concatenate(list(rows.values()), axis=1)
         moves = jnp.diff(whole, axis=0)
         return WeightPath(

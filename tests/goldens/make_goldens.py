@@ -60,13 +60,6 @@ class TorchvisionResNet(torchvision.models.ResNet):
 def image_networks():
     """The networks by the names of their files."""
     resnet, depths = torchvision.models.resnet, (1, 2, 1, 1)
-    config = {"embedding_size": 8, "depths": list(depths), "num_labels": 5}
-    basic = transformers.ResNetConfig(**config, hidden_sizes=[8, 12, 16, 20], layer_type="basic")
-    deep = transformers.ResNetConfig(**config, hidden_sizes=[16, 24, 32, 40])
-    vit = transformers.ViTConfig(
-        hidden_size=12, num_hidden_layers=2, num_attention_heads=3, intermediate_size=20,
-        image_size=32, patch_size=8, num_labels=5,
-    )  # fmt: skip
     return {
         "torchvision-basic": TorchvisionResNet(resnet.BasicBlock, depths, (8, 12, 16, 20), 5),
         "torchvision-bottleneck": TorchvisionResNet(resnet.Bottleneck, depths, (4, 6, 8, 10), 5),
@@ -77,9 +70,6 @@ def image_networks():
             img_size=32, patch_size=8, embed_dim=12, depth=2, num_heads=3, mlp_ratio=20 / 12,
             num_classes=5,
         ),
-        "hugging-face-basic": transformers.ResNetForImageClassification(basic),
-        "hugging-face-bottleneck": transformers.ResNetForImageClassification(deep),
-        "hugging-face-vit": transformers.ViTForImageClassification(vit),
     }  # fmt: skip
 
 
@@ -87,17 +77,13 @@ def image_outputs(inputs):
     """Outputs of every network in both precisions."""
     x, arrays = torch.tensor(inputs).permute(0, 3, 1, 2), {}
     for name, model in image_networks().items():
-        weights = load_tensors(FOLDER / f"{name}.safetensors")
-        if hasattr(model, "from_pretrained"):  # knows the names that its weights once had
-            model = model.from_pretrained(None, config=model.config, state_dict=weights)
-        else:
-            model.load_state_dict(weights)
+        model.load_state_dict(load_tensors(FOLDER / f"{name}.safetensors"))
         model.eval()
         for dtype in (torch.float32, torch.float64):
             with torch.no_grad():
                 outputs = model.to(dtype)(x.to(dtype))
             suffix = str(dtype).removeprefix("torch.")
-            arrays[f"{name}.{suffix}"] = getattr(outputs, "logits", outputs).numpy()
+            arrays[f"{name}.{suffix}"] = outputs.numpy()
     return arrays
 
 

@@ -1,5 +1,4 @@
 import pytest
-from flax import nnx
 
 from experiments import pretrain_digits
 from jaxttp.models import load_pretrained
@@ -15,11 +14,11 @@ def test_the_shipped_network_classifies_what_it_was_not_trained_on():
 
 
 def test_a_file_that_is_missing_or_of_another_network(monkeypatch):
-    monkeypatch.setitem(shipped._NETWORKS, "absent", shipped._NETWORKS["digits-resnet"])
+    monkeypatch.setattr(shipped, "SHIPPED", ("absent",))
     with pytest.raises(FileNotFoundError, match=r"absent\.safetensors"):
         load_pretrained("absent")
-    monkeypatch.setitem(
-        shipped._NETWORKS, "digits-resnet", lambda: shipped.digits_resnet(6, rngs=nnx.Rngs(0))
-    )
+    monkeypatch.undo()
+    digits = shipped.digits_resnet
+    monkeypatch.setattr(shipped, "digits_resnet", lambda _, rngs: digits(6, rngs=rngs))
     with pytest.raises(ValueError, match=r"head.bias \(5,\) instead of \(6,\)"):
         load_pretrained("digits-resnet")

@@ -127,13 +127,6 @@ def test_renyi_entropies_fall_with_their_order(seed, shape):
 # --- transformations, precision and bad input -----------------------------------------------------
 
 
-def test_jit_and_vmap():
-    z = np.stack([features((10, 4), seed) for seed in range(3)])
-    for measure in (rankme, participation_ratio, lambda z: alpha_req(z, window=(1, 3)).exponent):
-        together = jax.jit(jax.vmap(measure))(z)
-        np.testing.assert_allclose(together, [measure(one) for one in z], rtol=1e-12)
-
-
 def test_float32_processes_get_float64_measures():
     z = features((30, 5)).astype(np.float32)
     with jax.enable_x64(False):

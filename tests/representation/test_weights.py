@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from jaxttp.representation import weight_cosine, weight_path
+from jaxttp.representation import weight_path
 
 
 def tree(seed):
@@ -15,12 +15,6 @@ def flat(params):
 
 def cosine(a, b):
     return a @ b / (np.linalg.norm(a) * np.linalg.norm(b))
-
-
-def test_cosine():
-    a, b = tree(0), tree(1)
-    np.testing.assert_allclose(weight_cosine(a, b), cosine(flat(a), flat(b)), rtol=1e-12)
-    np.testing.assert_allclose(weight_cosine(a, a), 1.0, rtol=1e-15)
 
 
 def test_path():
@@ -48,7 +42,6 @@ def test_one_checkpoint_and_zero_leaves():
     assert path.step_norm.shape == path.step_cosine.shape == (0,)
     assert np.isnan(path.leaf_cosine[0, 0])
     assert path.leaf_cosine[0, 1] == 1.0
-    assert np.isnan(weight_cosine([np.zeros(2)], [np.ones(2)]))
 
 
 @pytest.mark.parametrize(
@@ -56,7 +49,6 @@ def test_one_checkpoint_and_zero_leaves():
     [
         (lambda: weight_path([]), "at least one checkpoint"),
         (lambda: weight_path([tree(0), {"b": np.ones(3)}]), r"history\[1\] must be the same tree"),
-        (lambda: weight_cosine([np.ones(2)], [np.ones(3)]), "reference must be the same tree"),
         (lambda: weight_path([{"steps": np.array(1)}]), "at least one floating-point"),
         (lambda: weight_path([[np.array([np.nan])]]), "history.*NaN"),
     ],

@@ -18,8 +18,8 @@ itself.
 elementwise operations into whatever reads their result, and repeats them there. The derivative at a
 block of a residual network is a sum of what all blocks above hand down, of which the derivatives of
 layer norms are elementwise; the whole sum is fused into the products of every block, so the work
-grows with the square of the depth: of a gradient through 12 blocks a third is lost so, through 16
-two fifths, and most of the compilation.
+grows with the square of the depth: a gradient through a ViT of 12 blocks takes 1.6 times as long
+so, through 16 twice, and compiles 2.6 and 5.7 times as long (width 192, two cores, jaxlib 0.10.1).
 
 So a sum of two branches that several steps read, itself or after an activation, comes out of a
 conditional, across which nothing is fused, forwards or backwards. Both of its branches hand the

@@ -1,11 +1,10 @@
 """What a language model is built like, as the ``config.json`` of a Hugging Face folder says."""
 
 import dataclasses
-import difflib
 import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,23 +16,18 @@ from jaxttp._core.checks import check_choice, check_integer, check_number
 KINDS = ("default", "llama3")
 
 
-class Rotary(NamedTuple):
-    """The angles of rotary positions.
+Rotary = tuple[float, ...]
+"""Frequencies of rotary positions (d/2,), radians a position, of the pairs of a head of width d."""
 
-    Attributes:
-        frequencies: (d/2,) radians a position, of the pairs of a head of width d.
-    """
 
-    frequencies: tuple[float, ...]
-
-    def tables(self, length: int, dtype: Any) -> tuple[Array, Array]:
-        """Cosines and sines (T, d/2) of the first T positions, computed in float64."""
-        angles = np.arange(length)[:, None] * np.asarray(self.frequencies)
-        return jnp.asarray(np.cos(angles), dtype), jnp.asarray(np.sin(angles), dtype)
+def rotary_tables(frequencies: Rotary, length: int, dtype: Any) -> tuple[Array, Array]:
+    """Cosines and sines (T, d/2) of the first T positions, computed in float64."""
+    angles = np.arange(length)[:, None] * np.asarray(frequencies)
+    return jnp.asarray(np.cos(angles), dtype), jnp.asarray(np.sin(angles), dtype)
 
 
 def read_rotary(config: Mapping[str, Any], width: int, length: int) -> Rotary:
-    """The angles that a ``config.json`` of transformers asks for.
+    """The frequencies that a ``config.json`` of transformers asks for.
 
         ω_j = θ^(−2j/d),   j = 0 ... d/2 − 1
 
@@ -46,13 +40,13 @@ def read_rotary(config: Mapping[str, Any], width: int, length: int) -> Rotary:
         length: the longest sequence.
 
     Returns:
-        The angles.
+        ω (d/2,).
 
     Raises:
         ValueError: a kind that is not supported, numbers that are missing or out of range.
 
     Example:
-        >>> read_rotary({"rope_theta": 100.0}, 4, 16).frequencies
+        >>> read_rotary({"rope_theta": 100.0}, 4, 16)
         (1.0, 0.1)
     """
     if width % 2:
@@ -67,7 +61,7 @@ def read_rotary(config: Mapping[str, Any], width: int, length: int) -> Rotary:
     frequencies = theta ** -(np.arange(0, width, 2) / width)
     if kind == "llama3":
         frequencies = _llama3(frequencies, asked, length)
-    return Rotary(tuple(map(float, frequencies)))
+    return tuple(map(float, frequencies))
 
 
 def _llama3(frequencies: np.ndarray, asked: Mapping[str, Any], length: int) -> np.ndarray:
@@ -140,7 +134,7 @@ class Architecture:
         activation: a key of `ACTIVATIONS`.
         norm_epsilon: of the norms.
         types: segments of a sequence, 0 for none.
-        rotary: rotary positions; None for learned ones.
+        rotary: frequencies of rotary positions; None for learned ones.
         rms_norm: whether norms are RMS norms, without means and biases.
         gated: whether the network of a block is a gated one.
         fused: whether queries, keys and values come from one kernel.
@@ -222,7 +216,7 @@ def read_architecture(
         The architecture.
 
     Raises:
-        ValueError: an architecture that is not known here (with the nearest that is), a setting
+        ValueError: an architecture that is not known here, a setting
             that is not supported, by its name, a size that is missing or out of range.
 
     Example:
@@ -232,17 +226,15 @@ def read_architecture(
         >>> read_architecture({"model_type": "qwen3"} | sizes)
         Traceback (most recent call last):
         ...
-        ValueError: config: model_type='qwen3' is not known here; the nearest is 'qwen2'...
+        ValueError: config: model_type='qwen3' is not known here, but bert, roberta, gpt2...
     """
     name = config.get("model_type") if architecture is None else architecture
     if name not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
-        near = difflib.get_close_matches(str(name), ARCHITECTURES, 1, cutoff=0.5)
-        nearest = f"the nearest is {near[0]!r}" if near else "none is near"
         raise ValueError(
-            f"{where}: model_type={name!r} is not known here; {nearest} of {known}. Pass "
-            f"architecture={near[0] if near else 'llama'!r} if it is built like that, or bring the "
-            "network as a function of its parameters (docs/pytorch.md)."
+            f"{where}: model_type={name!r} is not known here, but {known}. Pass "
+            "architecture='llama' if it is built like that one, or bring the network as a function "
+            "of its parameters (docs/pytorch.md)."
         )
     refused = {key: allowed for key, allowed in _REFUSED.items() if key in config}
     for key, allowed in refused.items():
@@ -305,7 +297,6 @@ def _bert(read: _Config, family: str) -> Architecture:
         activation=read("hidden_act", "gelu"),
         norm_epsilon=read("layer_norm_eps", 1e-12),
         types=read("type_vocab_size", 2),
-        tied=read("tie_word_embeddings", True),
         outputs=read.outputs,
         pad=pad,
     )

@@ -1,7 +1,7 @@
 """A Hugging Face folder on disk as a network: config.json and safetensors. No download, ever."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,9 +14,11 @@ from jaxtyping import Array
 
 from jaxttp._core.checks import check_choice, check_finite, check_key
 from jaxttp._core.files import parse_json
+from jaxttp.models.combinators import Predicate
 from jaxttp.models.language.architecture import Architecture, read_architecture
 from jaxttp.models.language.network import HEADS, Decoder, Encoder
 from jaxttp.models.layers import linear_head
+from jaxttp.models.low_rank import chosen_modules
 from jaxttp.models.pretrained.checkpoint import (
     arrays_of,
     fill,
@@ -85,20 +87,8 @@ PREFIXES = {"bert": "bert.", "roberta": "roberta.", "gpt2": "transformer."}
 """What a file puts before the names of a body with a head; "model." in Llama's family."""
 
 _HEADS = {
-    ("bert", "classification"): {"pooler": "bert.pooler.dense", "head": "classifier"},
-    ("bert", "language_model"): {
-        "transform": "cls.predictions.transform.dense",
-        "transform_norm": "cls.predictions.transform.LayerNorm",
-        "head_bias": "cls.predictions.bias",
-        "head": "cls.predictions.decoder",
-    },
-    ("roberta", "classification"): {"pooler": "classifier.dense", "head": "classifier.out_proj"},
-    ("roberta", "language_model"): {
-        "transform": "lm_head.dense",
-        "transform_norm": "lm_head.layer_norm",
-        "head_bias": "lm_head.bias",
-        "head": "lm_head.decoder",
-    },
+    "bert": {"pooler": "bert.pooler.dense", "head": "classifier"},
+    "roberta": {"pooler": "classifier.dense", "head": "classifier.out_proj"},
 }
 _DECODER_HEADS = {"classification": {"head": "score"}, "language_model": {"head": "lm_head"}}
 
@@ -126,13 +116,13 @@ def tensor_of(name: str, shape: Architecture, head: str) -> Tensor:
         'transformer.h.0.mlp.c_fc.weight'
     """
     family = shape.family
-    heads = _HEADS.get((family, head), _DECODER_HEADS.get(head, {}))
+    heads = _HEADS[family] if family in _HEADS else _DECODER_HEADS.get(head, {})
     body = _BODIES.get(family, _LLAMA)
     prefix = PREFIXES.get(family, "model.")
     *path, leaf = name.split(".")
     ending = "bias" if leaf == "bias" else "weight"
     if not path:  # an array of its own, not of a layer
-        return Tensor(heads[leaf], head=True) if leaf in heads else Tensor(prefix + body[leaf])
+        return Tensor(prefix + body[leaf])
     first = path[0]
     if first in heads:
         return Tensor(f"{heads[first]}.{ending}", leaf == "kernel", head=True)
@@ -143,6 +133,40 @@ def tensor_of(name: str, shape: Architecture, head: str) -> Tensor:
     inner = body.get(part, ".".join([top, *path[3:]]))
     transposed = leaf == "kernel" and family != "gpt2"
     return Tensor(f"{prefix}{body['blocks']}.{path[1]}.{inner}.{ending}", transposed)
+
+
+def adapter_targets(network: Encoder | Decoder, target_modules: str | Sequence[str]) -> Predicate:
+    """Kernels by the names that Hugging Face gives their modules, for `jaxttp.models.lora`.
+
+    Args:
+        network: of `load_transformer`.
+        target_modules: as in PEFT: ends of names, such as ``["query", "value"]`` of BERT or
+            ``["c_attn"]`` of GPT-2, or "all-linear".
+
+    Returns:
+        A predicate on the paths of the network's parameters.
+
+    Raises:
+        ValueError: a name that fits no module.
+
+    Example:
+        >>> sizes = dict(width=8, depth=1, heads=2, hidden=12, length=16)
+        >>> shape = Architecture("gpt2", 50, fused=True, **sizes)
+        >>> network = nnx.eval_shape(lambda: Decoder(shape, rngs=nnx.Rngs(0)))
+        >>> adapter_targets(network, ["c_attn"])("blocks/0/attention/qkv_proj/kernel")
+        True
+    """
+    kernels = [name for name in arrays_of(network, nnx.Param) if name.endswith(".kernel")]
+    modules = {
+        tensor_of(name, network.shape, network.kind).name.removesuffix(".weight"): name
+        for name in kernels
+    }
+    if target_modules == "all-linear":
+        chosen = [module for module, name in modules.items() if name.startswith("blocks.")]
+    else:
+        chosen = chosen_modules(list(modules), target_modules)
+    paths = {modules[module].replace(".", "/") for module in chosen}
+    return lambda path: path in paths
 
 
 INDEX, WEIGHTS, CONFIG = "model.safetensors.index.json", "model.safetensors", "config.json"
@@ -166,9 +190,9 @@ def load_transformer(
 
     Args:
         folder: with ``config.json`` and ``model.safetensors``, or shards with their index.
-        head: "classification" (N, C), "language_model" (N, T, V) or "states" (N, T, D); None for
-            "classification" where `outputs` is given, and for what the folder's network is for
-            otherwise.
+        head: "classification" (N, C), "states" (N, T, D) or, of a decoder, "language_model"
+            (N, T, V); None for "classification" where `outputs` is given, and for what the folder's
+            network is for otherwise.
         outputs: C of a classification; that of the folder when None.
         key: a JAX random key, draws a fresh head, in place of the folder's own if there is one.
         head_scale: standard deviation of a fresh head's outputs for features of unit second moment.
@@ -243,7 +267,7 @@ def _own_head(config: Mapping[str, Any]) -> str:
     names = " ".join(config.get("architectures") or ())
     if "ForSequenceClassification" in names:
         return "classification"
-    if any(end in names for end in ("ForCausalLM", "ForMaskedLM", "LMHeadModel", "ForPreTraining")):
+    if "ForCausalLM" in names or "LMHeadModel" in names:
         return "language_model"
     return "states"
 

@@ -12,7 +12,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
 from jaxttp._core.checks import check_choice
-from jaxttp.models.language.architecture import ACTIVATIONS, Architecture, rotate
+from jaxttp.models.language.architecture import ACTIVATIONS, Architecture, rotary_tables, rotate
 from jaxttp.models.language.tokens import Tokens, read_tokens
 from jaxttp.models.layers import dense, linear_head
 
@@ -172,6 +172,7 @@ def embedding(shape: Architecture, param_dtype: DTypeLike, rngs: nnx.Rngs) -> nn
 
 HEADS = ("classification", "language_model", "states")
 """What a language model gives: (N, C) of a sequence, (N, T, V) of its tokens, (N, T, D)."""
+ENCODER_HEADS = ("classification", "states")
 
 
 class Decoder(nnx.Module):
@@ -238,14 +239,15 @@ class Decoder(nnx.Module):
         tokens = read_tokens(
             ids, mask, vocabulary=shape.vocabulary, length=shape.length, segments=0
         )
-        h = self.embed(tokens.ids)
+        h, t = self.embed(tokens.ids), tokens.ids.shape[1]
         angles = None
         if shape.rotary is None:
             h = h + self.positions[...][tokens.positions]
         else:
-            angles = self._angles(tokens, h.dtype)
+            tables = rotary_tables(shape.rotary, t, h.dtype)
+            angles = tables[0][tokens.positions], tables[1][tokens.positions]
         layers = {"embed": h}
-        sees = causal(tokens.seen)
+        sees = jnp.tril(jnp.ones((t, t), bool))[None] & tokens.seen[:, None]  # [n, q, k]
         for index, block in enumerate(self.blocks):
             h = layers[f"blocks.{index}"] = block(h, sees, angles)
         h = layers["norm"] = self.norm(h)
@@ -258,25 +260,9 @@ class Decoder(nnx.Module):
             return self.head(at(h, tokens.last))
         return self.embed.attend(h) if self.shape.tied else self.head(h)
 
-    def _angles(self, tokens: Tokens, dtype: Any) -> Angles:
-        assert self.shape.rotary is not None
-        cosines, sines = self.shape.rotary.tables(tokens.ids.shape[1], dtype)
-        return cosines[tokens.positions], sines[tokens.positions]
-
     def __call__(self, ids: Any, mask: Any = None) -> Array:
         """Outputs of tokens (N, T) with a mask (N, T); also of a mapping with both."""
         return self.activations(ids, mask)["head"]
-
-
-def causal(seen: Bool[Array, "n t"]) -> Bool[Array, "n t t"]:
-    """[n, q, k]: whether q sees k, a token that is not behind it.
-
-    Example:
-        >>> causal(jnp.ones((1, 3), bool))[0].astype(int).tolist()
-        [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
-    """
-    t = seen.shape[1]
-    return jnp.tril(jnp.ones((t, t), bool))[None] & seen[:, None]
 
 
 def at(h: Array, positions: Array) -> Array:
@@ -295,16 +281,14 @@ class Encoder(nnx.Module):
 
         h = blocks(norm(E[ids] + P[positions] + S[types]))
         classification: tanh(h_first W + b) W_c + b_c
-        language model: norm(φ(h W + b)) Eᵀ + b_v
 
-    "classification" reads the first token (N, C), "language_model" gives logits at every position
-    (N, T, V), "states" what the last block gives (N, T, D). Padding changes nothing; what stands
-    at padded positions means nothing.
+    "classification" reads the first token (N, C), "states" are what the last block gives
+    (N, T, D). Padding changes nothing; what stands at padded positions means nothing.
 
     Args:
         shape: the architecture.
         rngs: Flax's random streams.
-        head: one of `jaxttp.models.language.network.HEADS`.
+        head: one of `jaxttp.models.language.network.ENCODER_HEADS`.
         outputs: C; that of the architecture when None.
         head_scale: standard deviation of the initial outputs for features of unit second moment.
         param_dtype: dtype of the parameters.
@@ -333,7 +317,10 @@ class Encoder(nnx.Module):
         param_dtype: DTypeLike = jnp.float32,
     ):
         self.shape = shape
-        self.kind = check_choice("head", head, HEADS)
+        self.kind = check_choice(
+            "head", head, ENCODER_HEADS, remedy="An encoder sees what it would have to predict; "
+            "next-token loss needs a decoder, such as GPT-2 or Llama.",
+        )  # fmt: skip
         width = shape.width
 
         def table(rows: int) -> nnx.Param:
@@ -353,13 +340,6 @@ class Encoder(nnx.Module):
             self.head = linear_head(
                 width, classes, rngs=rngs, scale=head_scale, param_dtype=param_dtype
             )
-        elif head == "language_model":
-            self.transform = dense(width, width, param_dtype, rngs, use_bias=True)
-            self.transform_norm = norm(shape, param_dtype, rngs)
-            if shape.tied:
-                self.head_bias = nnx.Param(jnp.zeros(shape.vocabulary, param_dtype))
-            else:
-                self.head = linear_head(width, shape.vocabulary, rngs=rngs, param_dtype=param_dtype)
 
     def activations(self, ids: Any, mask: Any = None, types: Any = None) -> dict[str, Array]:
         """What every layer gives: "embed", "blocks.0" ... (N, T, D), "head" by its kind."""
@@ -380,16 +360,8 @@ class Encoder(nnx.Module):
             h = layers[f"blocks.{index}"] = block(h, sees, None)
         if self.kind == "classification":
             pooled = layers["pooler"] = jnp.tanh(self.pooler(at(h, tokens.first)))
-            outputs = self.head(pooled)
-        else:
-            outputs = h if self.kind == "states" else self._logits(h)
-        return layers | {"head": or_nan(outputs, tokens.seen)}
-
-    def _logits(self, h: Array) -> Array:
-        h = self.transform_norm(ACTIVATIONS[self.shape.activation](self.transform(h)))
-        if not self.shape.tied:
-            return self.head(h)
-        return self.embed.attend(h) + self.head_bias[...][None, None]
+            h = self.head(pooled)
+        return layers | {"head": or_nan(h, tokens.seen)}
 
     def __call__(self, ids: Any, mask: Any = None, types: Any = None) -> Array:
         """Outputs of tokens (N, T) with a mask (N, T); also of a mapping with both."""

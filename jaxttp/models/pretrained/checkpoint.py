@@ -262,26 +262,15 @@ def _to_jax(name: str, array: np.ndarray) -> jax.Array:
     return jax.device_put(array)  # `jnp.asarray` compiles a program for every shape
 
 
-_NETWORKS: dict[str, Callable[[], ResNet]] = {
-    "digits-resnet": lambda: digits_resnet(5, rngs=nnx.Rngs(0)),
-}
-
-
-def pretrained_names() -> tuple[str, ...]:
-    """The names that `load_pretrained` knows.
-
-    Example:
-        >>> pretrained_names()
-        ('digits-resnet',)
-    """
-    return tuple(_NETWORKS)
+SHIPPED = ("digits-resnet",)
+"""The names that `load_pretrained` knows."""
 
 
 def checkpoint_path(name: str = "digits-resnet") -> Path:
     """Where a shipped checkpoint lies, for `load_params` and its metadata.
 
     Args:
-        name: one of `pretrained_names`.
+        name: "digits-resnet".
 
     Returns:
         The path of the safetensors file.
@@ -293,7 +282,7 @@ def checkpoint_path(name: str = "digits-resnet") -> Path:
         >>> checkpoint_path("digits-resnet").name
         'digits-resnet.safetensors'
     """
-    check_choice("name", name, _NETWORKS)
+    check_choice("name", name, SHIPPED)
     return Path(__file__).with_name(f"{name}.safetensors")
 
 
@@ -305,7 +294,7 @@ def load_pretrained(name: str = "digits-resnet") -> ResNet:
     ``load_dataset("digits")`` gives them, in [0, 1]. Fine-tune it with `fresh_head`.
 
     Args:
-        name: one of `pretrained_names`.
+        name: "digits-resnet".
 
     Returns:
         The network, float32.
@@ -320,4 +309,4 @@ def load_pretrained(name: str = "digits-resnet") -> ResNet:
         (1, 5)
     """
     params = load_params(checkpoint_path(name)).params
-    return with_params(nnx.eval_shape(_NETWORKS[name]), params)
+    return with_params(nnx.eval_shape(lambda: digits_resnet(5, rngs=nnx.Rngs(0))), params)

@@ -1,12 +1,12 @@
 """Weights that other libraries trained, from a safetensors file on disk. Nothing is unpickled.
 
-A naming maps each of our names to the file's tensors that it is made of. Kernels are (height,
-width, in, out) and (in, out) here, (out, in, height, width) and (out, in) in PyTorch.
+A naming maps each of our names to the file's. Kernels are (height, width, in, out) and (in, out)
+here, (out, in, height, width) and (out, in) in PyTorch.
 """
 
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -28,173 +28,98 @@ from jaxttp.models.pretrained.checkpoint import (
 from jaxttp.models.transformers import ViT
 
 
-class Source(NamedTuple):
-    """Where one of our arrays comes from.
-
-    Attributes:
-        names: tensors of the file, to be concatenated along the outputs.
-        kind: "kernel" (with the outputs first in the file), "positions" (a ViT's, of images of any
-            size) or "same".
-    """
-
-    names: tuple[str, ...]
-    kind: str = "same"
-
-    def file_shape(self, own: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape that each tensor of the file must have."""
-        axes = self._axes(len(own))
-        shape = own if axes is None else tuple(own[axes.index(axis)] for axis in range(len(own)))
-        return (shape[0] // len(self.names), *shape[1:])
-
-    def convert(self, tensors: Iterable[np.ndarray]) -> np.ndarray:
-        """Our array."""
-        joined = np.concatenate(list(tensors), axis=0)
-        axes = self._axes(joined.ndim)
-        return joined if axes is None else joined.transpose(axes)
-
-    def _axes(self, ndim: int) -> tuple[int, ...] | None:
-        """The file's axes in our order: (height, width, in, out) and (in, out)."""
-        if self.kind != "kernel":
-            return None
-        return (2, 3, 1, 0) if ndim == 4 else (1, 0)
-
-
 class Naming(NamedTuple):
     """One library's names for one kind of network.
 
     Attributes:
         library: who writes such files.
         mark: the end of a tensor's name that only such files have.
-        block: (the network, block's number) -> the name of a block.
+        head: the beginning of the names of the last layer.
+        block: (the network, block's number) -> the name of a block; None for our own names.
         modules: our names of modules, those of blocks without the block's own, to the file's; one
             that is not there has our name.
-        head: beginnings of the names of the last layer.
-        ignored: ends of names that play no part in evaluation.
-        prefix: what whole networks put before the names of their body, "" if nothing.
-        norm_epsilon: of the layer norms in that library; None where there are none.
     """
 
     library: str
     mark: str
-    block: Callable[[Any, int], str] | None
-    modules: Mapping[str, str | tuple[str, ...]]
-    head: tuple[str, ...]
-    ignored: tuple[str, ...] = ()
-    prefix: str = ""
-    norm_epsilon: float | None = None
+    head: str
+    block: Callable[[Any, int], str] | None = None
+    modules: Mapping[str, str] = {}
 
-    def source(self, name: str, model: Any, prefix: str) -> Source:
-        """Where the file has the array of this name.
-
-        Args:
-            name: ours, with dots.
-            model: the network.
-            prefix: what the file puts before the names of its body.
-        """
-        *path, leaf = name.split(".")
-        kind = "positions" if leaf == "positions" else "same"
+    def tensor(self, name: str, model: Any) -> str:
+        """What the file calls the array of this name of ours, with dots, in this network."""
         if self.block is None:
-            return Source((name,), kind)
+            return name
+        *path, leaf = name.split(".")
         if not path:  # an array of its own, not of a layer
-            return Source((f"{prefix}{self.modules[leaf]}",), kind)
-        place = "" if path[0] == "head" else prefix
+            return self.modules[leaf]
+        place = ""
         if path[0] == "blocks":
-            place += f"{self.block(model, int(path[1]))}."
+            place = f"{self.block(model, int(path[1]))}."
             path = path[2:]
         own = ".".join(path)
-        found = self.modules.get(own, own)
-        ending = _ENDINGS[leaf]
-        several = (found,) if isinstance(found, str) else found
-        names = tuple(f"{place}{module}.{ending}" for module in several)
-        return Source(names, "kernel" if leaf == "kernel" else "same")
+        return f"{place}{self.modules.get(own, own)}.{_ENDINGS[leaf]}"
+
+    def is_turned(self, name: str) -> bool:
+        """Whether the array of this name of ours has its outputs first in the file."""
+        return self.block is not None and name.endswith("kernel")
 
 
 _ENDINGS = {
     "kernel": "weight", "scale": "weight", "bias": "bias", "mean": "running_mean",
     "var": "running_var",
 }  # fmt: skip
+_COUNTER = "num_batches_tracked"
+"""Of PyTorch's batch norms; it plays no part in evaluation."""
 
 
-def _in_stages(name: str, first: int) -> Callable[[ResNet, int], str]:
-    """The names of blocks by their stages, numbered from `first`, and their places there."""
-
-    def name_of(model: ResNet, block: int) -> str:
-        stages = enumerate(model.stage_sizes, start=first)
-        return [name.format(stage, i) for stage, size in stages for i in range(size)][block]
-
-    return name_of
+def _in_stages(model: ResNet, block: int) -> str:
+    """The name of a block by its stage and its place there."""
+    stages = enumerate(model.stage_sizes, start=1)
+    return [f"layer{stage}.{i}" for stage, size in stages for i in range(size)][block]
 
 
-_TORCH_RESNET = {
-    "stem": "conv1",
-    "stem_norm": "bn1",
-    "norm1": "bn1",
-    "norm2": "bn2",
-    "norm3": "bn3",
-    "shortcut": "downsample.0",
-    "shortcut_norm": "downsample.1",
-    "head": "fc",
-}
-_HUGGING_FACE_RESNET = {
-    "stem": "embedder.embedder.convolution",
-    "stem_norm": "embedder.embedder.normalization",
-    "conv1": "layer.0.convolution",
-    "conv2": "layer.1.convolution",
-    "conv3": "layer.2.convolution",
-    "norm1": "layer.0.normalization",
-    "norm2": "layer.1.normalization",
-    "norm3": "layer.2.normalization",
-    "shortcut": "shortcut.convolution",
-    "shortcut_norm": "shortcut.normalization",
-    "head": "classifier.1",
-}
-_TIMM_VIT = {
-    "cls_token": "cls_token",
-    "positions": "pos_embed",
-    "patch_embed": "patch_embed.proj",
-    "attention.qkv": "attn.qkv",
-    "attention.proj": "attn.proj",
-    "fc1": "mlp.fc1",
-    "fc2": "mlp.fc2",
-}
-_HUGGING_FACE_VIT = {
-    "cls_token": "embeddings.cls_token",
-    "positions": "embeddings.position_embeddings",
-    "patch_embed": "embeddings.patch_embeddings.projection",
-    "norm": "layernorm",
-    "norm1": "layernorm_before",
-    "norm2": "layernorm_after",
-    "attention.qkv": tuple(f"attention.attention.{part}" for part in ("query", "key", "value")),
-    "attention.proj": "attention.output.dense",
-    "fc1": "intermediate.dense",
-    "fc2": "output.dense",
-    "head": "classifier",
-}
-_COUNTERS = ("num_batches_tracked",)
-_RESNETS = (
-    Naming("torchvision or timm", "layer1.0.conv1.weight", _in_stages("layer{}.{}", 1),
-           _TORCH_RESNET, ("fc.",), _COUNTERS),
-    Naming("Hugging Face transformers", "embedder.embedder.convolution.weight",
-           _in_stages("encoder.stages.{}.layers.{}", 0), _HUGGING_FACE_RESNET, ("classifier.",),
-           _COUNTERS, "resnet."),
+_RESNET = Naming(
+    "torchvision or timm", "layer1.0.conv1.weight", "fc.", _in_stages,
+    {
+        "stem": "conv1",
+        "stem_norm": "bn1",
+        "norm1": "bn1",
+        "norm2": "bn2",
+        "norm3": "bn3",
+        "shortcut": "downsample.0",
+        "shortcut_norm": "downsample.1",
+        "head": "fc",
+    },
 )  # fmt: skip
-_VITS = (
-    Naming("timm", "patch_embed.proj.weight", lambda _, block: f"blocks.{block}", _TIMM_VIT,
-           ("head.",), norm_epsilon=1e-6),
-    Naming("Hugging Face transformers", "embeddings.patch_embeddings.projection.weight",
-           lambda _, block: f"encoder.layer.{block}", _HUGGING_FACE_VIT, ("classifier.",),
-           ("pooler.dense.weight", "pooler.dense.bias"), "vit.", 1e-12),
+_VIT = Naming(
+    "timm", "patch_embed.proj.weight", "head.", lambda _, block: f"blocks.{block}",
+    {
+        "cls_token": "cls_token",
+        "positions": "pos_embed",
+        "patch_embed": "patch_embed.proj",
+        "attention.qkv": "attn.qkv",
+        "attention.proj": "attn.proj",
+        "fc1": "mlp.fc1",
+        "fc2": "mlp.fc2",
+    },
 )  # fmt: skip
+_OWN = Naming("jaxttp", "kernel", "head.")
 
 
-def known_namings(model: Any) -> tuple[Naming, ...]:
-    """The namings that files for this network may have; our own comes last."""
-    stem, found = "kernel", ()
-    if isinstance(model, ResNet):
-        stem, found = "stem.kernel", _RESNETS
-    elif isinstance(model, ViT):
-        stem, found = "patch_embed.kernel", _VITS
-    return (*found, Naming("jaxttp", stem, None, {}, ("head.",)))
+def _recognised(model: nnx.Module, path: Path, tensors: Mapping[str, np.ndarray]) -> Naming:
+    """The naming of the file."""
+    namings = [_OWN]
+    if isinstance(model, ResNet | ViT):
+        namings.insert(0, _RESNET if isinstance(model, ResNet) else _VIT)
+    for naming in namings:
+        if any(name.endswith(naming.mark) for name in tensors):
+            return naming
+    known = "; ".join(f"{naming.library} (has ...{naming.mark})" for naming in namings)
+    raise ValueError(
+        f"path={str(path)!r} has no naming that is known for a {type(model).__name__}: {known}. "
+        f"It has {list_names(sorted(tensors))}."
+    )
 
 
 def resample_positions(positions: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
@@ -231,15 +156,15 @@ def load_weights(model: M, path: str | os.PathLike[str], *, head: bool = True) -
     =========  ==========================================  ====================================
     network    libraries                                   their files
     =========  ==========================================  ====================================
-    `ResNet`   torchvision and timm; Hugging Face          ``resnet18`` ..., ``microsoft/resnet``
-    `ViT`      timm; Hugging Face                          ``vit_small_patch16_224`` ...
+    `ResNet`   torchvision and timm                        ``resnet18`` ...
+    `ViT`      timm                                        ``vit_small_patch16_224`` ...
     any        jaxttp                                      what `save_params` wrote of
                                                            ``nnx.state(model)``
     =========  ==========================================  ====================================
 
-    Running averages of batch norm are loaded too. The layer norms of a `ViT` get the ε of the
-    library that wrote the file (timm 1e-6, Hugging Face 1e-12). Its positions are resampled where
-    the file was trained on images of another size: bicubic with antialiasing, as timm does.
+    Running averages of batch norm are loaded too. The positions of a `ViT` are resampled where the
+    file was trained on images of another size: bicubic with antialiasing, as timm does. (Other
+    networks of PyTorch, those of transformers too, are for `jaxttp.from_torch`.)
     Arrays take the model's dtypes.
 
     Args:
@@ -274,27 +199,23 @@ def load_weights(model: M, path: str | os.PathLike[str], *, head: bool = True) -
     check_finite(f"path={str(path)!r}: ", tensors)
     check_instance("model", model, nnx.Module, "flax.nnx")
     copy = nnx.clone(model)
+    naming = _recognised(model, path, tensors)
     own = arrays_of(copy, nnx.Param, nnx.BatchStat)
-    shapes = {name: tuple(leaf.shape) for name, leaf in own.items()}
-    naming, prefix = _recognise(model, path, tensors)
-    sources = {
-        name: naming.source(name, model, prefix)
-        for name in own
-        if head or not name.startswith("head.")
-    }
-    for name, source in sources.items():
-        part = source.names[0]
-        if source.kind == "positions" and part in tensors:
-            tensors[part] = resample_positions(tensors[part], shapes[name])
-    wanted = {
-        part: source.file_shape(shapes[name])
-        for name, source in sources.items()
-        for part in source.names
-    }
+    own = {name: leaf for name, leaf in own.items() if head or not name.startswith("head.")}
+    places = {name: naming.tensor(name, model) for name in own}
+    if (place := places.get("positions")) in tensors:
+        tensors[place] = resample_positions(tensors[place], own["positions"].shape)
+    wanted = {}
+    for name, leaf in own.items():
+        shape = tuple(leaf.shape)
+        if naming.is_turned(name):
+            *window, inputs, outputs = shape
+            shape = (outputs, inputs, *window)
+        wanted[places[name]] = shape
     problems = misfits(
         wanted,
         {name: array.shape for name, array in tensors.items()},
-        lambda name: name.endswith(naming.ignored) or (not head and name.startswith(naming.head)),
+        lambda name: name.endswith(_COUNTER) or (not head and name.startswith(naming.head)),
     )
     if problems:
         misfit = [name for names in problems.values() for name in names]
@@ -304,36 +225,11 @@ def load_weights(model: M, path: str | os.PathLike[str], *, head: bool = True) -
             f"{type(model).__name__}: {list_problems(problems)}."
             + (" head=False keeps the model's own last layer." if of_head else "")
         )
-    fill(
-        copy,
-        {
-            name: jnp.asarray(
-                source.convert(tensors[part] for part in source.names), own[name].dtype
-            )
-            for name, source in sources.items()
-        },
-    )
-    if naming.norm_epsilon is not None:
-        for _, part in nnx.iter_modules(copy):
-            if isinstance(part, nnx.LayerNorm):
-                part.epsilon = naming.norm_epsilon
+    values = {}
+    for name, leaf in own.items():
+        array = tensors[places[name]]
+        if naming.is_turned(name):
+            array = array.transpose(*range(2, array.ndim), 1, 0)
+        values[name] = jnp.asarray(array, leaf.dtype)
+    fill(copy, values)
     return copy
-
-
-def _recognise(
-    model: nnx.Module, path: Path, tensors: Mapping[str, np.ndarray]
-) -> tuple[Naming, str]:
-    """The naming of the file, and the prefix before the names of its body."""
-    namings = known_namings(model)
-    for naming in namings:
-        for name in tensors:
-            prefix = name.removesuffix(naming.mark)
-            if name.endswith(naming.mark) and (
-                prefix in ("", naming.prefix) or naming.library == "jaxttp"
-            ):
-                return naming, prefix
-    known = "; ".join(f"{naming.library} (has ...{naming.mark})" for naming in namings)
-    raise ValueError(
-        f"path={str(path)!r} has no naming that is known for a {type(model).__name__}: {known}. "
-        f"It has {list_names(sorted(tensors))}."
-    )
