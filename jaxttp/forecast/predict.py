@@ -351,8 +351,7 @@ def forecast_along(
         limit, rates = way.rates(lines, descent) if asks_limit else (math.inf, None)
         stable = way.is_stable(path, rates, descent)
         sketched = _without_parts(lines, descent) if way.kernels else None
-        trust = way.trust(path, rule.about(targets))
-        doubted_from = None if trust is None else way.doubted_from(path)
+        trust, doubted_from = way.doubt(path, rule.about(targets)) or (None, None)
         sure = {
             "stable": stable, "level": level, "sketched": sketched, "doubted_from": doubted_from
         }  # fmt: skip
