@@ -9,7 +9,6 @@ from jaxttp.forecast import (
     Candidate,
     Target,
     grid,
-    sweep_kernel,
 )
 from jaxttp.forecast.methods import Path
 from jaxttp.forecast.methods.base import Draws
@@ -127,28 +126,6 @@ def test_targets_are_as_sure_as_thresholds():
     assert found.errors[Target(0.2, "error")] == want
     low, high = found.bands[Target(0.3)]
     assert low < found.steps[Target(0.3)] < high
-
-
-KERNEL, START = jnp.diag(jnp.array([1.0, 0.5])), jnp.zeros((2, 1))
-VALUES = jnp.array([[1.0], [2.0]])
-SETTINGS = grid(learning_rate=(0.2, 1.0, 5.0), momentum=(0.0, 0.5), loss="squared_error", steps=30)
-
-
-def swept(**options):
-    return sweep_kernel(KERNEL, START, VALUES, SETTINGS, **options)
-
-
-def test_sweeps_rank_by_the_first_target():
-    targets = (Target(0.3), Target(0.01), Target(0.5, "error"))
-    found = swept(targets=targets)
-    assert found.target_steps.shape == (6, 3)
-    for i, good in enumerate(found.stable):
-        for k, target in enumerate(targets):
-            curve = found.loss[i] if target.metric == "loss" else found.error[i]
-            assert found.target_steps[i, k] == (first_below(curve, target.value) if good else -1)
-    times = found.times(targets[0])
-    assert times[found.best()] == min(t for t in times if t >= 0)
-    assert "loss below 0.3" in str(found)
 
 
 def test_starts_without_errors_have_no_goals_of_their_own():

@@ -341,12 +341,15 @@ class Dynamics(abc.ABC):
 
     def rates(self, lines: Linearizer, descent: Descent) -> tuple[float, Rates | None]:
         """The largest stable rate, and every step's rate beside its own where that is known."""
-        if self.kernels and not descent.is_plain:
-            return _linear_rates(lines, descent)
         limit = self.limit(lines, descent.momentum)
-        if descent.learning_rate is None:
+        if descent.learning_rate is not None:
+            return limit, constant_rate(descent.learning_rate, limit)
+        if not self.kernels:
             return limit, None
-        return limit, constant_rate(descent.learning_rate, limit)
+        # Of any linear optimizer: the limit at the step that is the farthest beyond.
+        assert not isinstance(descent.optimizer, HeavyBall)  # those by numbers have a rate
+        rates = optimizer_rates(descent.optimizer, descent.steps, 2.0 / limit)
+        return (limit if rates is None or not np.isfinite(rates.limit) else rates.limit), rates
 
     def limit(self, lines: Linearizer, momentum: float) -> float:
         """The largest stable rate of gradient descent with this momentum."""
@@ -366,14 +369,6 @@ class Dynamics(abc.ABC):
     def plain_values(self) -> dict[str, Any]:
         """Its options, as a result keeps them."""
         return {}
-
-
-def _linear_rates(lines: Linearizer, descent: Descent) -> tuple[float, Rates | None]:
-    """The limit of any linear optimiser, at the step that is the farthest beyond."""
-    limit, given = lines.limit, descent.optimizer
-    assert not isinstance(given, HeavyBall)  # those by numbers are plain
-    rates = optimizer_rates(given, descent.steps, 2.0 / limit)
-    return (limit if rates is None or not np.isfinite(rates.limit) else rates.limit), rates
 
 
 def check_centre(centre: Dynamics) -> None:
