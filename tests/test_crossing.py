@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxttp.forecast import smooth_curve, training_time
-from jaxttp.losses.rule import RULES, Rule, metric_time
+from jaxttp.losses.rule import RULES, Rule
 from jaxttp.training import TrainingRun
 
 LENGTHS = (2, 3, 12, 31)  # few lengths, so that few shapes are compiled
@@ -140,11 +140,10 @@ def test_errors_that_do_not_fall(name):
     """The same by every road: alone, under jit and vmap, of a forecast, of a real training."""
     error, rule, smooth, expected = UP_AND_DOWN[name]
     options = {"rule": rule, "smooth": smooth}
-    assert metric_time(error, 0.1, metric="error", **options) == expected
-    read = jax.jit(jax.vmap(lambda curve: metric_time(curve, 0.1, metric="error", **options)))
+    reading = Rule.of(0.1, metric="error", **options)
+    read = jax.jit(jax.vmap(lambda curve: reading.time(curve, 0.1)))
     assert read(jnp.array([error])).tolist() == [expected]
     loss = np.linspace(1.0, 0.0, len(error))
-    times = Rule.of(0.1, metric="error", **options).read(loss, error)
-    assert times == {0.1: expected}
+    assert reading.read(loss, error) == {0.1: expected}
     run = TrainingRun(jnp.array(loss), jnp.array(error), None, None, 1.0, 1.0)
     assert run.read(0.1, metric="error", **options) == {0.1: expected}

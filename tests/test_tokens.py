@@ -10,7 +10,6 @@ import pytest
 
 from jaxttp import (
     empirical_ntk,
-    flatten_tokens,
     label_words,
     predict_training_time,
     sample_tokens,
@@ -144,14 +143,6 @@ def test_curvature_of_tokens(kind):
         operator = curvature_operator(network, w, x, Y, kind=kind, loss=loss, batch_size=size)
         found = jax.vmap(operator.mv)(jnp.eye(len(flat)))
         np.testing.assert_allclose(found, expected, atol=1e-12)
-
-
-def test_kernels_of_flattened_tokens():
-    """Index token * V + word; a linear network's kernel is x_t · x_s on equal words."""
-    rows = flatten_tokens(linear)
-    kernel = np.asarray(empirical_ntk(rows, W, X)).reshape(N, T, V, N, T, V)
-    expected = np.einsum("ntd,msd,vw->ntvmsw", X, X, np.eye(V))
-    np.testing.assert_allclose(kernel, expected, atol=1e-12)
 
 
 def test_label_words_are_those_of_the_last_token_there_is():

@@ -186,7 +186,7 @@ OWN = {
     "gauss_newton.revmlp_forward", "gauss_newton.revmlp_inverse", 
     "gauss_newton.gauss_newton_direction",  "gauss_newton.flow_error",
     "gauss_newton.revmlp_kernel", "sketch_jacobian", "ntk_operator", "conditioning.apply_masks",
-    "losses.smooth_curve", "losses.encode_targets",
+    "losses.encode_targets",
     
 }  # fmt: skip
 """Half precision in, half precision out: networks compute as their parameters are."""

@@ -43,7 +43,6 @@ from jaxttp.conditioning.convolution import gauss_newton_convolution as gauss_ne
 from jaxttp.conditioning.convolution import toeplitz as toeplitz
 from jaxttp.conditioning.leaky_relu import leaky_relu_bound as leaky_relu_bound
 from jaxttp.conditioning.leaky_relu import leaky_relu_gram as leaky_relu_gram
-from jaxttp.conditioning.leaky_relu import leaky_relu_rank as leaky_relu_rank
 from jaxttp.conditioning.linear import LinearGaussNewton as LinearGaussNewton
 from jaxttp.conditioning.linear import batch_norm_scales as batch_norm_scales
 from jaxttp.conditioning.linear import gauss_newton_linear as gauss_newton_linear

@@ -17,7 +17,7 @@ from jaxttp._core.arrays import as_double, check_covariance, check_symmetric, do
 from jaxttp._core.checks import check_integer, check_number, is_concrete
 from jaxttp._core.results import RESULT
 from jaxttp._core.xla_cpu.threads import after, decompose
-from jaxttp.conditioning.linear import Checked, check_linear, check_weights, prefixes, suffixes
+from jaxttp.conditioning.linear import Checked, check_linear, check_weights, partial_products
 
 
 class Bounds(NamedTuple):
@@ -105,7 +105,7 @@ def _combine(network: Checked) -> Bounds:
     k, d = chain[-1].shape[0], chain[0].shape[1]
     largest, smallest = [], []
     done = [sigma.values]
-    for left, right in zip(suffixes(chain, scales), prefixes(chain, scales), strict=True):
+    for left, right in zip(*partial_products(chain, scales), strict=True):
         left_max, left_min = extreme_singular_values(after(left, *done), k)
         right_max, right_min = extreme_singular_values(after(right, left_max, *done), d)
         done += [left_max, right_max]

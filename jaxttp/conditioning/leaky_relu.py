@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from jaxttp._core.arrays import as_double, double
-from jaxttp._core.checks import check_integer, check_number, is_concrete
+from jaxttp._core.checks import check_number, is_concrete
 from jaxttp._core.xla_cpu.threads import after
 from jaxttp.conditioning.bounds import extreme_singular_values, ratio
 from jaxttp.conditioning.linear import matmul
@@ -132,34 +132,3 @@ def leaky_relu_bound(
         above = (x_max * w_max) ** 2 + g_max**2
         slope = jnp.asarray(alpha).astype(above.dtype)
         return ratio(above, (slope * x_min * w_min) ** 2 + g_min**2)
-
-
-def leaky_relu_rank(d: int, k: int, m: int, n: int) -> int:
-    """The rank of `leaky_relu_gram` for almost all weights: min(k n, m (d + k) - m).
-
-    One direction a hidden unit is lost: scaling its input weights up and its output weights down
-    does not change the network.
-
-    Args:
-        d: inputs.
-        k: outputs.
-        m: hidden units.
-        n: samples.
-
-    Returns:
-        The rank for almost all weights when every sample has active units enough (m well above d
-        and k, or n much larger than m); an upper bound when some unit or sample is dead.
-
-    Raises:
-        ValueError: a number below 1.
-
-    Example:
-        >>> leaky_relu_rank(d=3, k=2, m=4, n=100)
-        16
-
-    Source:
-        GNC Appendix C's setting; derived.
-    """
-    for name, value in (("d", d), ("k", k), ("m", m), ("n", n)):
-        check_integer(name, value, at_least=1)
-    return min(k * n, m * (d + k) - m)

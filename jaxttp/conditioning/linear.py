@@ -27,22 +27,27 @@ def matmul(a: Array, b: Array) -> Array:
     return jnp.matmul(a, b, precision="highest")
 
 
-def suffixes(weights: list[Array], scales: list[Array] | None = None) -> list[Array]:
-    """S_l = W_L D_{L-1} ... W_{l+1} D_l, (k, a_l), for l = 1..L; S_L = I."""
-    out = [jnp.eye(weights[-1].shape[0], dtype=weights[-1].dtype)]
-    for index in range(len(weights) - 1, 0, -1):
-        product = matmul(out[-1], weights[index])
-        out.append(product if scales is None else product * scales[index - 1][None, :])
-    return out[::-1]
+def partial_products(
+    weights: list[Array], scales: list[Array] | None = None
+) -> tuple[list[Array], list[Array]]:
+    """What is behind and before each layer l = 1..L, with fixed factors D_l = diag(scales[l]).
 
+    Args:
+        weights: W_1 ... W_L.
+        scales: (a_l,) behind every layer but the last, or None.
 
-def prefixes(weights: list[Array], scales: list[Array] | None = None) -> list[Array]:
-    """P_l = D_{l-1} W_{l-1} ... D_1 W_1, (a_{l-1}, d), for l = 1..L; P_1 = I."""
-    out = [jnp.eye(weights[0].shape[1], dtype=weights[0].dtype)]
-    for index in range(len(weights) - 1):
-        product = matmul(weights[index], out[-1])
-        out.append(product if scales is None else product * scales[index][:, None])
-    return out
+    Returns:
+        S_l = W_L D_{L-1} ... W_{l+1} D_l, (k, a_l), and P_l = D_{l-1} W_{l-1} ... D_1 W_1,
+        (a_{l-1}, d); S_L and P_1 are identities.
+    """
+    factors = scales or [jnp.ones(1, weights[0].dtype)] * (len(weights) - 1)
+    outer = [jnp.eye(weights[-1].shape[0], dtype=weights[-1].dtype)]
+    for weight, factor in zip(weights[:0:-1], factors[::-1], strict=True):
+        outer.append(matmul(outer[-1], weight) * factor[None])
+    inner = [jnp.eye(weights[0].shape[1], dtype=weights[0].dtype)]
+    for weight, factor in zip(weights[:-1], factors, strict=True):
+        inner.append(matmul(weight, inner[-1]) * factor[:, None])
+    return outer[::-1], inner
 
 
 def check_weights(weights: Any, names: Sequence[str] = ()) -> list[Array]:
@@ -192,7 +197,7 @@ class LinearGaussNewton(lx.AbstractLinearOperator):
         with double():
             k, d = self.shape
             total = jnp.zeros((k * d, k * d), jnp.float64)
-            for a, right in zip(self.lefts, prefixes(self.weights), strict=True):
+            for a, right in zip(self.lefts, partial_products(self.weights)[1], strict=True):
                 root = self.covariance.root
                 right = right if root is None else matmul(right, root)
                 total = total + jnp.kron(a, matmul(right.T, right))
@@ -244,7 +249,7 @@ def gauss_newton_linear_operator(
     """
     with double():
         chain, factors, sigma = check_linear(weights, covariance, skip, scales)
-        outer = suffixes(chain, factors)
+        outer, _ = partial_products(chain, factors)
         if factors is not None:
             chain = [w * s[:, None] for w, s in zip(chain, factors, strict=False)] + chain[-1:]
         return LinearGaussNewton(chain, outer, [matmul(s, s.T) for s in outer], sigma)

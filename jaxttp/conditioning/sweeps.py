@@ -34,8 +34,7 @@ from jaxttp.conditioning.linear import (
     check_scales,
     check_weights,
     gauss_newton_linear_operator,
-    prefixes,
-    suffixes,
+    partial_products,
 )
 
 
@@ -150,10 +149,8 @@ def layer_spectra(weights: Any, *, scales: Any = None) -> LayerSpectra:
         chain = check_weights(weights)
         factors = check_scales(scales, chain)
         rows, done = [], []
-        for parts, count in (
-            (suffixes(chain, factors), chain[-1].shape[0]),
-            (prefixes(chain, factors), chain[0].shape[1]),
-        ):
+        sizes = chain[-1].shape[0], chain[0].shape[1]
+        for parts, count in zip(partial_products(chain, factors), sizes, strict=True):
             ends = []
             for part in parts:
                 ends.append(extreme_singular_values(after(part, *done), count))

@@ -1,4 +1,4 @@
-"""Stochastic gradient descent in function space as an Ito SDE.
+"""Stochastic gradient descent in function space as an Ito SDE, by diffrax.
 
     df = -(eta/N) Theta g(f) dt + (eta/sqrt(B)) S(f) dn,      S S^T = J Sigma J^T
 
@@ -185,12 +185,12 @@ def diffusion(  # noqa: PLR0913
     if noise != "full":
         root = _root(kernels, starts, targets, loss, noise, noise_kernel)
     epoch = n // batch_size if protocol == "epochs" else None
-    plan = _Plan(loss, noise, save == "outputs", paths, epoch, _epoch_fraction(n, batch_size))
-    outputs, (losses, errors, alive) = _simulate(
+    fraction = 1.0 - float(np.sqrt(max(0.0, 1.0 - n // batch_size * batch_size / n)))
+    plan = _Plan(loss, noise, save == "outputs", paths, epoch, fraction)
+    outputs, losses, errors, diverged_at = _simulate(
         kernels, starts, targets, maps, amplitude, root, key, plan
     )
     train, test = (None, None) if outputs is None else (*outputs, None)[:2]
-    diverged_at = jnp.where(jnp.all(alive, axis=-1), -1, jnp.argmin(alive, axis=-1))
     ts = jnp.arange(steps + 1, dtype=f0.dtype)
     return Diffusion(ts, train, test, losses, errors, diverged_at, noise=noise, protocol=protocol)
 
@@ -231,7 +231,7 @@ def _heavy_ball(rates: Any, m: Any, steps: int) -> tuple[Array, Array]:
 
 
 class _Plan(NamedTuple):
-    """What the compiled simulation depends on, beside shapes."""
+    """What the compiled simulation depends on beside shapes; for the last two see `increments`."""
 
     loss: Loss
     noise: str
@@ -239,6 +239,30 @@ class _Plan(NamedTuple):
     paths: int | None
     epoch: int | None
     fraction: float
+
+
+class _Updates(diffrax.AbstractTerm):
+    """Drift and noise of a step together, so that they are one product with the kernel.
+
+    Attributes:
+        change: (t, state, noise) -> what a step adds to the state.
+        draw: the noise of step t.
+    """
+
+    change: Callable[..., Any]
+    draw: Callable[[Array], Array]
+
+    def vf(self, t: Any, y: Any, args: Any) -> Any:
+        """What `prod` needs."""
+        return t, y
+
+    def contr(self, t0: Any, t1: Any, **kwargs: Any) -> Any:
+        """The noise from one step to the next."""
+        return self.draw(t0)
+
+    def prod(self, vf: Any, control: Any) -> Any:
+        """The change of the state."""
+        return self.change(*vf, control)
 
 
 @functools.partial(jax.jit, static_argnames="plan")  # thousands of small steps: not `_core`'s jit
@@ -251,8 +275,8 @@ def _simulate(
     root: tuple[Array, ...],
     key: Array,
     plan: _Plan,
-) -> tuple[tuple[Array, ...] | None, tuple[Array, Array, Array]]:
-    """Outputs (or None), then loss, error and whether outputs are representable, at every step.
+) -> tuple[tuple[Array, ...] | None, Array, Array, Array]:
+    """Outputs (or None), loss and error at every step, and where paths diverge.
 
     Kernels and starts are those of the training samples, then of the test samples; the state has a
     part (1 + k, ., C) for each. `root` is empty with the full noise.
@@ -277,39 +301,51 @@ def _simulate(
         if plan.noise == "diagonal":
             size *= jnp.linalg.norm(force) / jnp.where(first_size > 0, first_size, 1.0)
         return [
-            apply_kernel(kernel, force / n) + size * jnp.dot(part, normal)
+            apply_kernel(kernel, force / n) + size * jnp.dot(part, normal, precision="highest")
             for kernel, part in zip(kernels, root, strict=True)
         ]
 
     def read(state: list[Array]) -> tuple:
         seen = outputs(state)
         within = tuple(jnp.clip(jnp.nan_to_num(f, nan=limit), -limit, limit) for f in seen)
-        curves = loss.value(within[0], targets), loss.error(within[0], targets), is_alive(seen[0])
-        return (within if plan.keeps_outputs else None), curves
+        kept = within if plan.keeps_outputs else None
+        losses = loss.value(within[0], targets), loss.error(within[0], targets)
+        return kept, *losses, is_alive(seen[0])
 
     def solve(key: Array) -> tuple:
         size = root[0].shape[-1] if root else n
         draw = increments(key, size, steps, plan.epoch, plan.fraction, starts[0].dtype)
 
-        def step(state: list[Array], now: tuple) -> tuple[list[Array], tuple]:
-            t, still, pulled = now
+        def change(t: Array, state: list[Array], normal: Array) -> list[Array]:
+            still, pulled = (of[jnp.round(t).astype(int)] for of in maps)
             f = outputs(state)[0]
-            new = [
-                jnp.tensordot(still, part, 1) + jnp.multiply.outer(pulled, pull)
-                for part, pull in zip(state, pulls(f, draw(t)), strict=True)
+            moved = [
+                jnp.tensordot(still, part, 1) + jnp.multiply.outer(pulled, pull) - part
+                for part, pull in zip(state, pulls(f, normal), strict=True)
             ]
-            new = [jnp.where(is_alive(f), a, b) for a, b in zip(new, state, strict=True)]
-            return new, read(new)
+            return [jnp.where(is_alive(f), part, 0.0) for part in moved]
 
-        begin = [jnp.zeros((slots, *f.shape), f.dtype) for f in starts]
-        times = jnp.arange(steps, dtype=starts[0].dtype)
-        _, records = jax.lax.scan(step, begin, (times, *maps))
-        join = lambda first, rest: jnp.concatenate([first[None], rest])  # noqa: E731
-        return jax.tree.map(join, read(begin), records)
+        grid = jnp.arange(steps + 1, dtype=starts[0].dtype)
+        solution = diffrax.diffeqsolve(
+            _Updates(change, draw),
+            diffrax.Euler(),
+            t0=grid[0],
+            t1=grid[-1],
+            dt0=None,
+            y0=[jnp.zeros((slots, *f.shape), f.dtype) for f in starts],
+            saveat=diffrax.SaveAt(ts=grid, fn=lambda t, state, args: read(state)),
+            stepsize_controller=diffrax.StepTo(ts=grid),
+            max_steps=steps,
+        )
+        assert solution.ys is not None
+        return solution.ys
 
     if plan.paths is None:
-        return solve(key)
-    return jax.vmap(solve)(jax.random.split(key, plan.paths))
+        paths, losses, errors, alive = solve(key)
+    else:
+        paths, losses, errors, alive = jax.vmap(solve)(jax.random.split(key, plan.paths))
+    diverged_at = jnp.where(jnp.all(alive, axis=-1), -1, jnp.argmin(alive, axis=-1))
+    return paths, losses, errors, diverged_at
 
 
 # --- the noise ------------------------------------------------------------------------------------
@@ -326,11 +362,6 @@ def protocol_scale(protocol: str, n: int, batch_size: int) -> float:
     if protocol == "replacement":
         return 1.0
     return float(np.sqrt((n if protocol == "epochs" else n - batch_size) / max(n - 1, 1)))
-
-
-def _epoch_fraction(n: int, batch_size: int) -> float:
-    """Kappa of `increments`."""
-    return 1.0 - float(np.sqrt(max(0.0, 1.0 - n // batch_size * batch_size / n)))
 
 
 def increments(

@@ -76,43 +76,6 @@ def training_time(
     return Rule((threshold,), rule, smooth=smooth, window=window).time(curve, threshold)
 
 
-def metric_time(
-    curve: Any,
-    threshold: Any,
-    *,
-    metric: str = "loss",
-    rule: str = "relative",
-    window: int | None = None,
-    smooth: int = 1,
-) -> Int[Array, ""]:
-    """`training_time` of a curve that is known to be a loss or an error.
-
-    An error has a share of its drop only where it drops: one that ends above its start never gets
-    there. A loss may rise to where it ends (weight decay does that), and is read as
-    `training_time` has it.
-
-    Args:
-        curve: (T + 1,).
-        threshold: epsilon.
-        metric: "loss" or "error".
-        rule: see `training_time`.
-        window: see there.
-        smooth: see there.
-
-    Returns:
-        The step as an integer scalar, -1 where the curve never gets there.
-
-    Raises:
-        ValueError: see `training_time`.
-
-    Example:
-        >>> rising = [0.25, 0.5, 0.5]
-        >>> int(metric_time(rising, 0.1, metric="error")), int(training_time(rising, 0.1))
-        (-1, 1)
-    """
-    return Rule((threshold,), rule, metric, smooth, window).time(curve, threshold)
-
-
 def smooth_curve(curve: Any, width: int) -> Float[Array, " t"]:
     """A curve averaged over `width` neighbouring steps, its first value left as it is.
 

@@ -107,8 +107,7 @@ def empirical_ntk(
     mask = select_leaves(params, trainable)
     for name, samples in (("x1", x1), ("x2", x2)):
         if samples is not None:
-            rows = _as_samples(name, samples)
-            check_gradients(apply_fn, params, rows, kernel, trainable=mask, name=name)
+            check_gradients(apply_fn, params, samples, kernel, trainable=mask, name=name)
     return kernel
 
 

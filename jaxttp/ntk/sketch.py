@@ -91,10 +91,8 @@ def sketch_jacobian(
         Charikar, Chen, Farach-Colton 2002 (CountSketch); Pham and Pagh 2013 (of products);
         Achlioptas 2003.
     """
-    check_network(apply_fn, params)
     check_key(key, optional=False)
-    x = check_samples("x", x)
-    check_rows(apply_fn, params, x)
+    x = _checked_samples(apply_fn, params, x)
     sketch = sketch_of(
         apply_fn, params, x, key=key, dim=dim, kind=kind, trainable=trainable,
         batch_size=batch_size, mesh=mesh,
@@ -103,13 +101,16 @@ def sketch_jacobian(
     return sketch
 
 
-def check_rows(apply_fn: ApplyFn, params: Params, x: Any) -> None:
-    """Finite parameters and samples, one at least; outputs (N, C), each of its own sample."""
+def _checked_samples(apply_fn: ApplyFn, params: Params, x: Any) -> Any:
+    """Samples, one at least, finite as the parameters; outputs (N, C), each of its own sample."""
+    check_network(apply_fn, params)
+    x = check_samples("x", x)
     for name, value in (("params", params), ("x", x)):
         check_finite(name, value)
     if count(x) == 0:
         raise ValueError("x must hold at least one sample; it is empty.")
     check_per_sample(apply_fn, params, x)
+    return x
 
 
 def sketch_of(
@@ -128,7 +129,6 @@ def sketch_of(
     devices = several(mesh)
     check_choice("kind", kind, _KINDS)
     dim = check_integer("dim", dim, at_least=1)
-    check_network(apply_fn, params)
     x = check_samples("x", x)
     job = Job.of(apply_fn, params, x, trainable=trainable)
     work, leaves = job.work, [jnp.asarray(leaf) for leaf in job.leaves]
@@ -291,10 +291,8 @@ def class_sketch(
         0.0
     """
     check = check_integer("check", check, at_least=1)
-    check_network(apply_fn, params)
     check_key(key, optional=False)
-    x = check_samples("x", x)
-    check_rows(apply_fn, params, x)
+    x = _checked_samples(apply_fn, params, x)
     mask = select_leaves(params, trainable)
     n = count(x)
     classes = jax.eval_shape(lambda *given: apply_fn(*given), params, x).shape[-1]

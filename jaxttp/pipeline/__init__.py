@@ -1,12 +1,9 @@
 """The parts composed, from names to one frozen result: what CLI, experiments and notebooks call."""
 
-from jaxttp._core.process import versions as versions
-from jaxttp.pipeline.comparing import START_NAMES as START_NAMES
 from jaxttp.pipeline.comparing import compare_task as compare_task
 from jaxttp.pipeline.comparing import pair_networks as pair_networks
 from jaxttp.pipeline.comparing import race_starts_task as race_starts_task
 from jaxttp.pipeline.comparing import starting_points as starting_points
-from jaxttp.pipeline.conditioning import NETWORKS as NETWORKS
 from jaxttp.pipeline.conditioning import SWEEP_VALUES as SWEEP_VALUES
 from jaxttp.pipeline.conditioning import Conditioning as Conditioning
 from jaxttp.pipeline.conditioning import ConditionSettings as ConditionSettings

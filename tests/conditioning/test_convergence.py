@@ -43,12 +43,6 @@ def test_tracker():
         conditioning.Tracker({"size": np.linalg.norm}, every=0)
 
 
-@pytest.mark.parametrize(("kappa", "accuracy"), [(0.5, 0.1), (2.0, 0.0), (2.0, 1.0)])
-def test_bad_input(kappa, accuracy):
-    with pytest.raises(ValueError, match=r"condition|accuracy"):
-        conditioning.steps_to_accuracy(kappa, accuracy)
-
-
 @pytest.mark.parametrize("kappa", [np.nan, 0.5, 2j, np.array([2.0, np.nan])])
 def test_what_is_no_condition_number(kappa):
     with pytest.raises(ValueError, match=r"^condition must"):

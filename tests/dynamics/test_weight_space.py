@@ -86,15 +86,6 @@ def test_optimisers_that_need_more_than_gradients_are_refused(problem):
             simulate(problem, optimizer)
 
 
-def test_weights_that_an_optimiser_cannot_step_are_refused():
-    """sm3 keeps a number for every axis of a weight, and looks at the first."""
-    with pytest.raises(ValueError, match="optimizer cannot step these weights"):
-        weight_space(
-            lambda w, x: x @ w["w"] + w["b"], {"w": jnp.ones((2, 1)), "b": jnp.asarray(0.1)},
-            jnp.eye(2), jnp.ones((2, 1)), loss="squared_error", optimizer=optax.sm3(0.1), steps=3,
-        )  # fmt: skip
-
-
 def test_divergence_is_held(problem):
     path = simulate(problem, optax.sgd(1e200), steps=6)
     assert bool(jnp.all(jnp.isfinite(path.train)))

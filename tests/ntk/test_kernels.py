@@ -12,7 +12,7 @@ from jaxttp.dynamics import recursion
 from jaxttp.dynamics.stability import max_learning_rate
 from jaxttp.ntk import Factored, Sketched, as_matrix, eigendecomposition
 from jaxttp.ntk.estimators import delete_groups
-from jaxttp.ntk.kernels import Scalar, operator_of
+from jaxttp.ntk.kernels import operator_of
 from tests.draws import normal, split
 
 M, N, C, K = 3, 6, 2, 4
@@ -45,16 +45,6 @@ def test_an_operator_multiplies_and_is_cut_as_its_array(kernel, want):
     close(operator.some_columns(jnp.asarray(batch)).mv(many[:, batch]),
           np.einsum("mcnd,tnd->tmc", wanted, many[:, batch]))  # fmt: skip
     close(operator.block([2, 0], batch).as_matrix(), wanted[[2, 0]].reshape(2 * C, 3 * C))
-
-
-@pytest.mark.parametrize("kernel", [SQUARE, SQUARE.dense(), B[:, 0] @ B[:, 0].T])
-def test_the_diagonal_is_raised_by_a_fraction_of_its_mean(kernel):
-    operator = operator_of(kernel, C)
-    matrix = np.asarray(operator.as_matrix())
-    want = matrix + 0.1 * np.trace(matrix) / (N * C) * np.eye(N * C)
-    found = operator.regularized(0.1)
-    np.testing.assert_allclose(found.as_matrix(), want, atol=1e-12)
-    assert isinstance(found, Scalar) is (kernel.ndim == 2)
 
 
 def test_factors_stand_for_their_array():

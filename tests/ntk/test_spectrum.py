@@ -34,13 +34,6 @@ def test_eigendecomposition_cleans_negative_rounding():
     np.testing.assert_allclose(rebuilt, matrix, atol=1e-14)
 
 
-def test_alignment_and_components_along_axes():
-    system = eigendecomposition(jnp.diag(jnp.array([1.0, 4.0])))
-    assert label_alignment(system, jnp.array([3.0, -2.0])).tolist() == [4, 9]
-    # of J = diag(1, 2) the singular values are 2 and 1
-    assert jnp.abs(gradient_components(system, 2)).tolist() == [[0, 1], [2, 0]]
-
-
 def test_a_kernel_that_is_not_finite_is_an_error():
     with pytest.raises(Exception, match="NaN or inf"):
         jax.block_until_ready(eigendecomposition(jnp.full((2, 2), jnp.nan)))
