@@ -127,17 +127,6 @@ TASK = {
     "folder": Option("Task", "The unpacked archive of the data.", type=Path, parse=_text),
     "samples_per_class": Option("Task", "Samples of each class, or all.", "30", parse=_samples),
     "label": Option("Task", "Column of a CSV, by name or number (default: last).", type=str),
-    "fill": Option("Task", "Fill empty cells: median, mean, most_frequent.", type=str),
-    "drop_missing": Option(
-        "Task", "Leave out rows with empty cells.", False, flags=("--drop-missing",)
-    ),
-    "one_hot": Option("Task", "Make indicators of words in a CSV.", False, flags=("--one-hot",)),
-    "drop": Option(
-        "Task",
-        "Column of a CSV to leave out; several times.",
-        type=SEVERAL,
-        parse=lambda names: tuple(names or ()),
-    ),
     "loss": Option("Task", "cross_entropy (or binary_...); of targets squared_error.", type=str),
     "seed": Option("Task", "Draws samples, fresh weights and batches.", 0),
 }

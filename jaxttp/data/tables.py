@@ -8,19 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from jaxttp._core.checks import check_choice, check_instance, check_several, check_used
-from jaxttp.data._cells import (
-    MOST_CLASSES,
-    features,
-    is_missing,
-    read_cells,
-    read_labels,
-    without_missing,
-)
+from jaxttp._core.checks import check_choice, check_instance, check_used
+from jaxttp.data._cells import MOST_CLASSES, features, is_missing, read_cells, read_labels
 from jaxttp.data.dataset import Dataset, standardized
 from jaxttp.data.registry import dataset_names, load_dataset
 
-FILLS = ("median", "mean", "most_frequent")
 PROBLEMS = (
     KeyError, ValueError, TypeError, EOFError, OSError, MemoryError, NotImplementedError,
     RuntimeError, zipfile.BadZipFile,
@@ -101,33 +93,21 @@ def load_table(
     path: str | os.PathLike[str],
     *,
     label: str | int | None = None,
-    fill: str | None = None,
-    drop_missing: bool = False,
-    one_hot: bool = False,
-    drop: Sequence[str | int] = (),
     targets: bool | None = None,
 ) -> Dataset:
     r"""A data set from a file: CSV with a label or target in each row, or NPZ with x and y.
 
-    Words and whole numbers (up to 100 different ones) are labels, other numbers are targets; none
-    may be missing. A first line of CSV without a number among its features, or with the only label
-    that is none, or with the name of the `label`, names the columns. Features of tables, indicators
-    too, and targets get mean 0 and deviation 1; arrays of higher rank stay as they are, but for
-    pixels of eight bits (uint8), which are divided by 255. The description says what was done.
+    Words and whole numbers (up to 100 different ones) are labels, other numbers are targets;
+    features are numbers, and nothing may be missing. A first line of CSV without a number among its
+    features, or with the only label that is none, or with the name of the `label`, names the
+    columns. Features of tables and targets get mean 0 and deviation 1; arrays of higher rank stay
+    as they are, but for pixels of eight bits (uint8), which are divided by 255. The description
+    says what was done.
 
     Args:
         path: the file.
         label: of a CSV, the column of labels or targets: its name in the first line, or its number
             from 1; the last when None. The description says which was taken, and for what.
-        fill: of a CSV, what stands in missing features (empty, "?", "NA", "N/A", "nan", "null"):
-            the "median", "mean" or "most_frequent" value of the column (of words always the most
-            frequent); the description says how many. An error when None.
-        drop_missing: of a CSV, leave out the rows in which a value is missing, in place of `fill`;
-            the description says how many. An error when False.
-        one_hot: of a CSV, put an indicator column for every word, in sorted order, in place of
-            a feature whose values are words. An error when False.
-        drop: of a CSV, columns to leave out, such as an id: names in the first line, or numbers
-            from 1, a list of them; the description says which. None is left out when empty.
         targets: True takes whole numbers for targets, such as an age; False takes rows y (N, K) of
             an NPZ with a single 1 each for classes. By the rule above when None.
 
@@ -136,11 +116,8 @@ def load_table(
 
     Raises:
         ValueError: no such file, no table in it, rows of different lengths, no such column as
-            `label` or in `drop`, which holds neither the label nor all features; missing values and
-            features of words (named by column and counted), what is not a number or not finite
-            otherwise, labels that are numbers for the most part, or more than 100 words; `fill`
-            with `drop_missing`; an option for an NPZ, where it would do nothing.
-        TypeError: `drop` is no list.
+            `label`, cells that are missing or no finite numbers (by line and column), more than 100
+            words as labels; `label` for an NPZ, where it would do nothing.
 
     Example:
         >>> import tempfile
@@ -149,42 +126,21 @@ def load_table(
         ...     load_table(f"{folder}/own.csv")
         Dataset('own.csv': x (3, 2), 2 classes)
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     _ = Path(folder, "own.csv").write_text("kind,w,sex\na,1,f\nb,3,m\nb,?,f\na,5,m\n")
-        ...     found = load_table(f"{folder}/own.csv", label="kind", fill="mean", one_hot=True)
-        >>> found.x.shape
-        (4, 3)
-        >>> print(found.description)
-        own.csv, 1 missing values in 1 of 4 rows filled with the column's mean, ...
+        ...     _ = Path(folder, "own.csv").write_text("kind,w\na,1\nb,3\na,5\n")
+        ...     print(load_table(f"{folder}/own.csv", label="kind").description)
+        own.csv, 2 classes ('a' 2, 'b' 1) from column 1 ('kind'), features of mean 0 ...
     """
     path = Path(path)
     check_choice("targets", targets, (None, True, False))
-    drop = check_several("drop", drop, "columns, by name or by number from 1")
-    if fill is not None:
-        check_choice("fill", fill, FILLS)
-        if drop_missing:
-            raise ValueError(
-                f"fill={fill!r} and drop_missing=True both say what becomes of missing values; "
-                "leave one of the two out."
-            )
     if not path.is_file():
         raise ValueError(f"data={str(path)!r} is not a file.")
     if path.suffix.lower() == ".csv":
-        table, done = read_cells(path, label, drop), []
-        if drop:
-            done.append(f"without {', '.join(map(repr, dict.fromkeys(drop)))}")
-        if drop_missing:
-            table, words = without_missing(table)
-            done.append(words)
-        x, words = features(table, fill=fill, one_hot=one_hot)
-        done += words
-        y = read_labels(path, table.lines, table.text[:, -1], table.labels[-1])
-        source = f" from {table.labels[-1]}"
+        table = read_cells(path, label)
+        x, y, source = features(table), read_labels(table), f" from {table.labels[-1]}"
     else:
-        options = {"label": label, "fill": fill, "drop_missing": drop_missing, "one_hot": one_hot,
-                   "drop": drop}  # fmt: skip
-        _refuse_options(options, "it is for the cells of a CSV")
-        x, y = _read_npz(path)
-        done, source = [], ""
+        check_used("label", label, False, "it is for a CSV")
+        (x, y), source = _read_npz(path), ""
+    done: list[str] = []
     if x.ndim == 2:
         x, scaled = standardized(x), ["features"]
     else:
@@ -213,34 +169,28 @@ def load_table(
     return Dataset(x.astype(np.float32), y, path.name, description, count, classes)
 
 
-def load_whole(name: str, **options: Any) -> Dataset:
+def load_whole(name: str, *, label: str | int | None = None) -> Dataset:
     """A bundled data set or a table of one's own, all of its samples.
 
     Args:
         name: one of `jaxttp.data.dataset_names`, or a file for `load_table`.
-        **options: of `load_table` for the cells of a CSV; for a CSV alone.
+        label: of a CSV, as in `load_table`.
 
     Returns:
         The data set.
 
     Raises:
-        ValueError: an unknown name; what `load_table` and `load_dataset` refuse; an option for a
-            CSV without one.
+        ValueError: an unknown name; what `load_table` and `load_dataset` refuse; `label` without
+            a CSV.
 
     Example:
         >>> load_whole("wine")
         Dataset('wine': x (178, 13), 3 classes)
     """
     if is_table(name):
-        return load_table(name, **options)
-    _refuse_options(options, "it is for a CSV of your own")
+        return load_table(name, label=label)
+    check_used("label", label, False, "it is for a CSV of your own")
     return load_dataset(check_choice("data", name, dataset_names()))
-
-
-def _refuse_options(options: dict[str, Any], why: str) -> None:
-    """Refuse those of the options for a CSV that were given."""
-    for name, value in options.items():
-        check_used(name, None if value is False or value == () else value, False, why)
 
 
 def _from_one_hot(y: np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ from jaxtyping import Int
 
 from jaxttp._core.checks import check_integer
 from jaxttp._core.files import parse_json
-from jaxttp.data._cells import read_labels, read_rows
+from jaxttp.data._cells import Cells, read_labels, read_rows
 from jaxttp.data.dataset import Dataset, standardized
 from jaxttp.data.tables import class_labels
 
@@ -170,7 +170,8 @@ def load_texts(
             f"data={str(path)!r}: the text in line {blank[0]} is empty, {len(blank)} of "
             f"{len(texts)} are; fill them in, or leave them out."
         )
-    y = read_labels(path, lines, labels, "column 'label'")
+    cells = np.array(labels, object)[:, None]
+    y = read_labels(Cells(path, np.array(lines), cells, ["column 'label'"]))
     names = class_labels(path, y)
     x = tokenizer(texts, max_length=max_length)
     left = [name for name in head if name.lower() not in COLUMNS]

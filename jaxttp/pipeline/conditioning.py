@@ -150,7 +150,7 @@ def sweep_to_json(result: ConditionSweep) -> dict[str, Any]:
 
 def _load(settings: ConditionSettings, *, linear: bool) -> tuple[Dataset, np.ndarray]:
     """The data set, and its chosen inputs (n, d) in float64, whitened where asked for."""
-    dataset = load_whole(settings.data, **settings.table_options())
+    dataset = load_whole(settings.data, label=settings.label)
     count = settings.samples
     if count is None:
         count = len(dataset) if linear else min(50, len(dataset))

@@ -178,7 +178,7 @@ def gauss_newton_task(settings: StepSettings, *, progress: Progress | None = Non
         XGN Algorithm 1 and eq (8).
     """
     keys = jax.random.split(jax.random.key(settings.seed))
-    dataset = load_whole(settings.data, **settings.table_options())
+    dataset = load_whole(settings.data, label=settings.label)
     if dataset.num_classes is not None:
         dataset = select(
             dataset, classes=settings.classes, per_class=settings.samples_per_class,

@@ -66,7 +66,7 @@ TEXT = TextDefaults()
 _UNUSED = (
     "data", "samples_per_class", "loss", "relinearize", "sketch_dim", "head_scale", "classes",
     "hidden", "weights", "image_size", "max_length", "trainable", "rank", "split", "folder",
-    "target_error", "metric", "label", "fill", "drop_missing", "one_hot", "drop",
+    "target_error", "metric", "label",
     "mesh",
 )  # fmt: skip
 

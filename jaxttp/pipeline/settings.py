@@ -27,11 +27,6 @@ class DataSettings:
         seed: draws samples and fresh weights, and batches where there are any.
         label: the column of labels or targets in a CSV, by name or by number from 1; None for the
             last.
-        fill: what stands in missing features of a CSV, the column's "median", "mean" or
-            "most_frequent" value (of words always that); None refuses them.
-        drop_missing: whether rows of a CSV in which a value is missing are left out.
-        one_hot: whether columns of words in a CSV become indicators.
-        drop: columns of a CSV to leave out, such as an id, by name or by number from 1.
 
     Raises:
         ValueError: a seed that is none.
@@ -40,24 +35,13 @@ class DataSettings:
     data: str = "digits"
     seed: int = 0
     label: str | int | None = None
-    fill: str | None = None
-    drop_missing: bool = False
-    one_hot: bool = False
-    drop: tuple[str | int, ...] = ()
 
     def __post_init__(self) -> None:
         check_integer("seed", self.seed, at_least=0, at_most=2**32 - 1)
 
-    def table_options(self) -> dict[str, Any]:
-        """Keywords of `jaxttp.data.load_table` and `load_whole`."""
-        return self.pick(*TABLE_OPTIONS)
-
     def pick(self, *names: str) -> dict[str, Any]:
         """Some of the settings as keywords."""
         return {name: getattr(self, name) for name in names}
-
-
-TABLE_OPTIONS = ("label", "fill", "drop_missing", "one_hot", "drop")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

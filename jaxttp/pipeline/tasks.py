@@ -43,7 +43,6 @@ from jaxttp.models import (
 )
 from jaxttp.models.catalog import MODELS
 from jaxttp.pipeline.settings import (
-    TABLE_OPTIONS,
     TRAINABLE,
     Settings,
     check_training,
@@ -52,7 +51,7 @@ from jaxttp.pipeline.settings import (
 
 HIDDEN = (64, 64)
 """Widths of the MLP that learns data without a model of their own."""
-_FOR_IMAGES = ("weights", "image_size", "hidden", "split", "folder", *TABLE_OPTIONS)
+_FOR_IMAGES = ("weights", "image_size", "hidden", "split", "folder", "label")
 _TARGETS = {"squared_error": True, "cross_entropy": False, "binary_cross_entropy": False}
 """Whether a loss that is asked for takes a table's labels for numbers."""
 REGRESSION = "a regression has no classes and takes all samples"
@@ -173,10 +172,10 @@ def _samples(settings: Settings, key: Array) -> tuple[Dataset, str | None]:
         words = f"it is for images, and {settings.data} is a table"
         check_unused(settings, ("split", "folder"), words)
         targets = _TARGETS.get(settings.loss or "")
-        whole = load_table(settings.data, targets=targets, **settings.table_options())
+        whole = load_table(settings.data, targets=targets, label=settings.label)
         found, note = _selected(settings, whole, key)
         return (found if preprocessing is None else _images(found, preprocessing)), note
-    check_unused(settings, TABLE_OPTIONS, "it is for a CSV of your own")
+    check_unused(settings, ("label",), "it is for a CSV of your own")
     options: dict[str, Any] = {
         "split": settings.split, "folder": settings.folder, "preprocessing": preprocessing,
     }  # fmt: skip

@@ -103,12 +103,10 @@ def test_whole_numbers_are_targets_where_that_is_said(tmp_path):
         ("", "needs rows of features and a label"),
         ("1,2,a\n", "needs rows of features"),
         ("w,h,k\n1,2,a\n3,b\n4,5,a\n", "line 3 has 2 cells, the first row of data 3"),
-        ("1,2,a\n3,x,b\n", "line 2, column 2 holds 'x'"),
-        ("1,x,a\n3,inf,b\n4,y,b\n", "line 1, column 2 holds 'x', while 0 of 3"),
-        ("1,2,a\n3,,b\n", "in 1 of 2 rows: column 2 in 1; the first is '' in line 2. Drop these"),
-        ("1,NA,a\n3,4,b\n5,6,a\n", "column 2 in 1; the first is 'NA' in line 1"),  # no header
-        ("w,h,k\n?,2,a\n3,,b\n,,b\n", r"in 3 of 3 rows: column 1 \('w'\) in 2, column 2 "),
-        ("w,sex,k\n1,f,a\n2,m,b\n", r"column 2 \('sex'\) holds words, 2 different .* encode it"),
+        ("1,2,a\n3,x,b\n", "1 cells of features in 2 rows are no .* 'x' in line 2, column 2. Fill"),
+        ("1,2,a\n3,inf,b\n4,5,b\n", "the first is 'inf' in line 2, column 2"),
+        ("1,NA,a\n3,4,b\n5,6,a\n", "the first is 'NA' in line 1, column 2"),  # no header
+        ("w,sex,k\n1,f,a\n2,m,b\n", r"'f' in line 2, column 2 \('sex'\).* label \(--label\)"),
     ],
 )
 def test_bad_tables(text, message, tmp_path):
@@ -119,8 +117,7 @@ def test_bad_tables(text, message, tmp_path):
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        (("0.5", "", "1.5"), r"column 3 \('kind'\), is missing in line 3 \(''\); write it into"),
-        (("a", " ", ""), r"is missing in line 3 \(''\), line 4 \(''\); write"),
+        (("a", " ", ""), r"column 3 \('kind'\), is missing in 2 rows, first in line 3; leave"),
         (("0.5", "1.5", "soon"), r"line 4, column 3 \('kind'\) holds 'soon', while 2 of 3 rows"),
         (("1", "inf", "2"), r"line 3, column 3 \('kind'\) holds 'inf', while 2 of 3"),
     ],
@@ -148,30 +145,14 @@ def test_bad_arrays(arrays, message, tmp_path):
         load_table(tmp_path / "own.npz")
 
 
-MIXED = "age,port,sex,kind\n1,S,f,a\n2,C,m,b\n,S,m,a\n4,Q,f,b\n5,S,?,b\n6,C,f,NA\n7,S,m,a\n"
-
-
-def test_rows_with_gaps_are_dropped_and_words_become_indicators(tmp_path):
-    """Rows 3, 5 and 6 miss a feature or the label; ports C, Q, S and sexes f, m in sorted order."""
-    found = load_table(write(tmp_path, MIXED), drop_missing=True, one_hot=True)
-    assert found.y.tolist() == [0, 1, 1, 0]
-    words = "own.csv, 3 of 7 rows with missing values dropped, columns of words: 2, as 5 "
-    words += "indicators, 2 classes ('a' 2, 'b' 2) from column 4 ('kind'), "
-    assert found.description == words + "features of mean 0 and deviation 1."
-    columns = [[1, 2, 4, 7], [0, 1, 0, 0], [0, 0, 1, 0], [1, 0, 0, 1], [1, 0, 1, 0], [0, 1, 0, 1]]
-    plain = np.array(columns, float).T
-    expected = (plain - plain.mean(axis=0)) / plain.std(axis=0)
-    np.testing.assert_allclose(found.x, expected, rtol=1e-6)  # float32
-
-
-FIRST = "kind,age,sex\na,1,f\nb,,m\na,4,m\nb,10,\nb,5,f\n"
+FIRST = "kind,age,w\na,1,5\nb,3,7\na,4,8\n"
 
 
 @pytest.mark.parametrize("label", ["kind", 1, "1"])
 def test_the_label_is_where_it_is_said_to_be(label, tmp_path):
-    found = load_table(write(tmp_path, FIRST), label=label, drop_missing=True, one_hot=True)
+    found = load_table(write(tmp_path, FIRST), label=label)
     assert found.class_names == ("a", "b")
-    assert found.y.tolist() == [0, 0, 1]
+    assert found.y.tolist() == [0, 1, 0]
     assert "2 classes ('a' 2, 'b' 1) from column 1 ('kind')" in found.description
 
 
@@ -198,79 +179,15 @@ def test_a_label_makes_or_numbers_a_head(tmp_path):
         ("Kind", r"label='Kind' is no column: .* has the columns 1 \('kind'\), 2 \('age'\), 3"),
         (4, "label=4 is no column"),
         (0, "label must be an integer of at least 1; got 0"),
-        ("age", r"the label or target, column 2 \('age'\), is missing in line 3 \(''\)"),
     ],
 )
 def test_labels_that_are_no_column(label, message, tmp_path):
     with pytest.raises((ValueError, TypeError), match=message):
-        load_table(write(tmp_path, FIRST), label=label, fill="mean", one_hot=True)
+        load_table(write(tmp_path, FIRST), label=label)
 
 
-@pytest.mark.parametrize(("fill", "age"), [("median", 4.5), ("mean", 5.0), ("most_frequent", 1.0)])
-def test_missing_cells_are_filled(fill, age, tmp_path):
-    """Ages 1, 4, 10, 5; of words the most frequent, and of several the first in sorted order."""
-    found = load_table(write(tmp_path, FIRST), label="kind", fill=fill, one_hot=True)
-    ages = np.array([1, age, 4, 10, 5])
-    np.testing.assert_allclose(found.x[:, 0], (ages - ages.mean()) / ages.std(), rtol=1e-6)
-    assert (found.x[:, 1] > 0).tolist() == [True, False, False, True, True]  # "f"
-    kind = {"most_frequent": "most frequent value"}.get(fill, fill)
-    words = f"own.csv, 2 missing values in 2 of 5 rows filled with the column's {kind}"
-    assert found.description.startswith(words)
-
-
-def test_what_cannot_be_filled(tmp_path):
-    path = write(tmp_path, FIRST)
-    with pytest.raises(ValueError, match="fill='median' and drop_missing=True both say"):
-        load_table(path, label="kind", fill="median", drop_missing=True, one_hot=True)
-    with pytest.raises(ValueError, match="fill='zero' is not known; choose one of 'median'"):
-        load_table(path, fill="zero")
-    with pytest.raises(ValueError, match=r"no row has a value in column 1; take such a column"):
-        load_table(write(tmp_path, "?,1,a\n?,2,b\n"), fill="mean")
+def test_a_label_is_for_a_csv(tmp_path):
     np.savez(tmp_path / "own.npz", x=np.eye(4), y=np.arange(4))
     for path, load in ((tmp_path / "own.npz", load_table), ("wine", load_whole)):
-        with pytest.raises(ValueError, match="fill='mean' does nothing here"):
-            load(path, fill="mean")
-
-
-def test_what_neither_option_mends(tmp_path):
-    with pytest.raises(
-        ValueError, match=r"values are missing in 2 of 7 rows: column 1 \('age'\) in"
-    ):
-        load_table(write(tmp_path, MIXED), one_hot=True)
-    with pytest.raises(ValueError, match=r"column 2 \('port'\) holds words, 3 different .*'C'"):
-        load_table(write(tmp_path, MIXED), drop_missing=True)
-    with pytest.raises(ValueError, match="1 of 3 rows have no missing value; drop the columns"):
-        load_table(write(tmp_path, "1,,a\n,2,b\n3,4,a\n"), drop_missing=True)
-    many = "".join(f"{i},word{i},{i % 2}\n" for i in range(101))
-    with pytest.raises(ValueError, match="column 2 holds 101 different words, such as 'word0'"):
-        load_table(write(tmp_path, many), one_hot=True)
-
-
-IDS = "id,w,kind,h\n907,1,a,5\n13,3,b,6\n4444,2,a,8\n"
-
-
-@pytest.mark.parametrize("drop", [["id"], [1], ("id", "id")])
-def test_a_column_is_left_out(drop, tmp_path):
-    path = write(tmp_path, IDS)
-    found = load_table(path, label="kind", drop=drop)
-    same = load_table(write(tmp_path, "w,h,kind\n1,5,a\n3,6,b\n2,8,a\n", "same.csv"))
-    np.testing.assert_array_equal(found.x, same.x)
-    np.testing.assert_array_equal(found.y, same.y)
-    assert f"own.csv, without {drop[0]!r}, " in found.description
-    assert "column 3 ('kind')" in found.description  # its place in the file
-
-
-@pytest.mark.parametrize(
-    ("drop", "problem", "words"),
-    [
-        (["ID"], ValueError, r"drop='ID' is no column: .*has the columns 1 \('id'\), 2 \('w'\)"),
-        ([9], ValueError, "drop=9 is no column"),
-        ([0], ValueError, "drop must be an integer of at least 1; got 0"),
-        (["kind"], ValueError, "drop='kind' is the column of the label"),
-        (["id", "w", "h"], ValueError, "leaves no feature"),
-        ("id", TypeError, "drop must be a list of columns"),
-    ],
-)
-def test_what_cannot_be_left_out(drop, problem, words, tmp_path):
-    with pytest.raises(problem, match=words):
-        load_table(write(tmp_path, IDS), label="kind", drop=drop)
+        with pytest.raises(ValueError, match="label='kind' does nothing here"):
+            load(path, label="kind")

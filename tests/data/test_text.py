@@ -95,7 +95,7 @@ def test_a_file_of_texts(tmp_path, tokenizer):
         ("", "one column 'text' in the first line, which has nothing"),
         ("text,label\ngood,film,1\n", "line 2 has 3 cells, the head 2; put texts with commas"),
         ("text,label\n ,1\ngood,2\n", "the text in line 2 is empty, 1 of 2 are"),
-        ("text,label\ngood,\nbad,1\n", "column 'label', is missing in line 2"),
+        ("text,label\ngood,\nbad,1\n", "column 'label', is missing in 1 rows, first in line 2"),
     ],
 )
 def test_bad_files(content, message, tmp_path, tokenizer):

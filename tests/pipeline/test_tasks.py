@@ -168,7 +168,7 @@ def test_texts_for_a_language_model(tmp_path):
     adapted = build_task(dataclasses.replace(asked, trainable="lora", rank=2))
     assert all(path.startswith(("blocks/", "pooler/")) for path in adapted.model.params)
     assert len(adapted.model.params) == 2 * 6 + 1
-    for name, value in {"weights": "x", "image_size": 8, "hidden": (3,), "one_hot": True}.items():
+    for name, value in {"weights": "x", "image_size": 8, "hidden": (3,), "label": 1}.items():
         with pytest.raises(ValueError, match=f"^{name}=.* does nothing here: .* is a language mo"):
             build_task(dataclasses.replace(asked, **{name: value}))
     with pytest.raises(ValueError, match="data='digits' is not a CSV file"):
