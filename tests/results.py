@@ -73,14 +73,6 @@ def Prediction():
 
 
 @maker
-def banded_Prediction():
-    return jaxttp.predict_training_time(
-        *problem(), relinearize=0, learning_rate=0.1, steps=STEPS, dynamics="sde", batch_size=6,
-        key=jax.random.key(0), paths=8,
-    )  # fmt: skip
-
-
-@maker
 def TaskReport():
     return report_task(tiny.SETTINGS, verify=True)
 
@@ -216,7 +208,7 @@ def FineTuning():
         folder = Path(name)
         write_model(folder, "llama-lm")
         (folder / "corpus.txt").write_text(" ".join(WORDS[4:] * 150))
-        chosen = Settings(model=name, learning_rate=0.1, steps=200, batch_size=8)
+        chosen = Settings(model=name, learning_rate=0.1, steps=100, batch_size=8)
         return fine_tuning_task(chosen, text=str(folder / "corpus.txt"), sequence_length=8)
 
 
@@ -243,11 +235,6 @@ def RelinearizedTrajectory():
         apply_fn, params, x, y, loss="cross_entropy", optimizer=optax.sgd(0.3), steps=STEPS,
         kernel_fn=lambda w: jaxttp.empirical_ntk(apply_fn, w, x), rebuilds=2,
     )  # fmt: skip
-
-
-@maker
-def LinearFilter():
-    return dynamics.linear_filter(optax.sgd(0.1, momentum=0.9))
 
 
 @maker

@@ -44,46 +44,26 @@ def table(text):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("quick_processes")
 def test_a_real_process(tmp_path):
     """`python -m jaxttp predict`, in 32 bits as users run it, from another folder."""
     folder = tmp_path / "new" / "folder"
     path = os.pathsep.join([str(pathlib.Path(jaxttp.__file__).parents[1]), *sys.path])
     environment = {name: value for name, value in os.environ.items() if name != "FORCE_COLOR"}
     environment |= {"PYTHONPATH": path, "PYTHONIOENCODING": "utf-8", "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-m", "jaxttp", "predict", *SMALL, "--relinearize", "0"]
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "jaxttp",
-            "predict",
-            *SMALL,
-            "--relinearize",
-            "0",
-            "--output",
-            str(folder),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        cwd=tmp_path,
-        env=environment,
-    )
+        [*command, "--output", str(folder)], capture_output=True, text=True, timeout=300,
+        cwd=tmp_path, env=environment,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     cells = table(done.stdout)
     assert cells[0] == ["loss within", "steps", "seconds"]
-    assert [row[0] for row in cells[1:]] == [
-        "1 % of its drop",
-        "10 % of its drop",
-        "40 % of its drop",
-        "all steps",
-    ]
     written = json.loads((folder / "prediction.json").read_text())
     assert [row[1] for row in cells[1:4]] == [str(t) for t in written["steps"].values()]
     assert cells[4][1] == "15"
     assert written["horizon"] == 15
-    assert len(written["loss"]) == len(written["error"]) == 16
-    assert written["verified"] is None
     # The same seed as in this process, but float32 throughout: a step may tip over.
     for e, step in tiny.verified().prediction.steps.items():
         assert abs(written["steps"][str(e)] - step) <= 1
@@ -115,29 +95,39 @@ def test_any_name_of_a_folder(forecasts, tmp_path):
 
 # --- bad input ------------------------------------------------------------------------------------
 
-BAD = {
-    "rate 0": (["--learning-rate", "0"], "learning_rate must be greater than 0; got 0.0"),
-    "threshold text": (["--thresholds", "soon"], "thresholds='soon' must be numbers separated by"),
-    "data": (["--data", "svhn"], "data='svhn' is not known; choose one of 'digits', 'wine'"),
-    "relinearize word": (
-        ["--relinearize", "always"],
-        "relinearize must be an integer of at least 0; got 'always'. .*'auto' chooses",
-    ),
-    "loss by another name": (["--loss", "mse"], "loss='mse' .* Its name here is 'squared_error'"),
-}
+WINE = ["--data", "wine", "--samples-per-class", "5"]
+PREDICT, SWEEP, CONDITION = ["predict", *SMALL], ["sweep", *WINE], ["conditioning", *WINE[:2]]
+BAD = [
+    ([*PREDICT, "--learning-rate", "0"], "learning_rate must be greater than 0; got 0.0"),
+    ([*PREDICT, "--thresholds", "soon"], "thresholds='soon' must be numbers separated by"),
+    ([*PREDICT, "--data", "svhn"], "data='svhn' is not known; choose one of 'digits', 'wine'"),
+    ([*PREDICT, "--relinearize", "always"],
+     "relinearize must be an integer of at least 0; got 'always'. .*'auto' chooses"),
+    ([*PREDICT, "--loss", "mse"], "loss='mse' .* Its name here is 'squared_error'"),
+    ([*PREDICT, "--classes", "1.5"], "classes='1.5' must be whole numbers"),
+    ([*PREDICT, "--mesh", "64"], r"mesh=64 asks for 64 devices, and JAX sees 4 \(cpu\); give at "),
+    ([*SWEEP, "--learning-rates", "fast"], "learning_rates='fast' must be numbers"),
+    ([*SWEEP, "--batch-sizes", "2.5"], ".*must be whole numbers"),
+    ([*SWEEP, "--learning-rates", "1000", "--momenta", "0", "--no-seconds"],
+     "no setting gets to 10 % of the loss's drop: none is stable"),
+    ([*CONDITION, "--sweep", "depth", "--values", "a"], "values='a' must be numbers separated by"),
+    ([*CONDITION, "--mesh", "2"], "mesh=2 does nothing here: network='linear' has none"),
+    (["spectrum", "--data", "imagenet"], "data='imagenet'"),
+    (["gauss-newton", *WINE, "--steps", "4", "--bottleneck", "32", "--learning-rate", "40"],
+     "diverges at learning rate 40"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_one_line_and_code_2(case, tmp_path):
-    arguments, message = BAD[case]
-    folder = tmp_path / "out"
-    result = call("predict", *SMALL, *arguments, "--output", str(folder))
+@pytest.mark.parametrize(("arguments", "message"), BAD)
+def test_bad_input_is_one_line_and_code_2(arguments, message, tmp_path):
+    result = call(*arguments, "--output", str(tmp_path / "out"))
     assert result.exit_code == 2
-    assert result.stdout == ""
     assert result.stderr.endswith("\n")
     assert len(result.stderr.splitlines()) == 1
     assert re.match("jaxttp: " + message, result.stderr)
-    assert not folder.exists()
+    if not message.startswith(("diverges", "no setting")):  # these results are shown all the same
+        assert result.stdout == ""
+        assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
@@ -232,18 +222,23 @@ def test_conditioning_prints_and_writes(tmp_path):
     assert result.stdout.splitlines()[-1].startswith("written: ")
 
 
+# --- spectrum, gauss-newton ----------------------------------------------------------------------
+
+SPECTRUM = ["spectrum", "--data", "wine", "--samples-per-class", "4"]
+STEPS = ["gauss-newton", "--data", "wine", "--samples-per-class", "5", "--steps", "4",
+         "--bottleneck", "32"]  # fmt: skip
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--sweep", "depth", "--values", "a"], "values='a' must be numbers separated by commas"),
-        (["--seeds", "2"], "seeds=2 does nothing here: it is for --sweep"),
-        (["--alpha", "0.1"], "alpha=0.1 does nothing here: network='linear' has none"),
-    ],
-)
-def test_conditioning_refuses_in_one_line(arguments, message, tmp_path):
-    result = call("conditioning", "--data", "wine", *arguments, "--output", str(tmp_path / "out"))
-    assert result.exit_code == 2
-    assert result.stdout == ""
-    assert len(result.stderr.splitlines()) == 1
-    assert re.match("jaxttp: " + message, result.stderr)
-    assert not (tmp_path / "out").exists()
+    ("arguments", "name", "words"),
+    [(SPECTRUM, "spectrum", "largest stable learning rate"),
+     (STEPS, "gauss_newton", "forecast steps")],
+)  # fmt: skip
+def test_table_json_and_figure(arguments, name, words, tmp_path):
+    out = call(*arguments, "--output", str(tmp_path))
+    assert out.exit_code == 0, out.output
+    assert words in out.output
+    assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    saved = json.loads((tmp_path / f"{name}.json").read_text())
+    assert saved["task"]

@@ -3,7 +3,6 @@
 import dataclasses
 
 import jax.numpy as jnp
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from IPython.core import formatters
@@ -94,20 +93,8 @@ def test_a_real_run_that_diverged_is_drawn_as_far_as_it_goes(tmp_path):
     left, _ = figure.axes
     assert len(marks(left)) == 3  # those of the forecast alone
     assert sum(text.endswith("real diverges") for text in legend(left)) == 3
-    save(figure, tmp_path / "diverged.png")
-    assert (tmp_path / "diverged.png").stat().st_size > 0
-
-
-@pytest.mark.parametrize(("suffix", "begins"), [("png", b"\x89PNG"), ("pdf", b"%PDF")])
-def test_figure_is_written(tmp_path, suffix, begins):
-    path = tmp_path / f"forecast.{suffix}"
-    save(draw(tiny.verified()), path)
-    assert path.read_bytes().startswith(begins)
-
-
-def test_pyplot_keeps_no_figure():
-    draw(tiny.verified())
-    assert plt.get_fignums() == []
+    save(figure, tmp_path / "diverged.pdf")
+    assert (tmp_path / "diverged.pdf").read_bytes().startswith(b"%PDF")
 
 
 def test_a_goal_that_is_not_reached_and_the_source_of_a_band():
@@ -141,8 +128,7 @@ def test_the_error_is_called_what_it_is():
     weights = weighted([0, 1, 0, 1], sample_weight=[1.0, 2.0, 1.0, 1.0])
     for loss, y, words in (
         ("squared_error", [0, 1, 0, 1], many), ("cross_entropy", weights, many),
-        ("cross_entropy", [0, 1, 0, 1], many), (own, x[:, :2], "unexplained variance"),
-        ("squared_error", x[:, :2], "unexplained variance"),
+        (own, x[:, :2], "unexplained variance"),
     ):  # fmt: skip
         found = predict_training_time(
             lambda w, x: x @ w, jnp.zeros((4, 2)), x, y, loss=loss, learning_rate=0.1, steps=3,

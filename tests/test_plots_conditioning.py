@@ -6,8 +6,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from jaxttp import conditioning
-from jaxttp.pipeline import ConditionSettings, condition
 from jaxttp.plots.conditioning import plot_rank_sensitivity, plot_spectrum
+from tests import results
 
 KEY = jax.random.key(0)
 
@@ -18,7 +18,7 @@ def curves(axes):
 
 @pytest.mark.slow
 def test_spectrum_and_ranks():
-    found = condition(ConditionSettings(data="wine", width=20))
+    found = results.Conditioning()
     left, right = found.plot().axes
     (line,) = curves(left)
     np.testing.assert_array_equal(line.get_ydata(), found.condition.eigenvalues)

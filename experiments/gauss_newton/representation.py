@@ -64,10 +64,9 @@ class Settings:
 PRESETS = {
     "smoke": Settings(
         Variants(
-            (), data=("wine",), blocks=(2,), bottleneck=64, batch_size=32, seeds=(0,),
-            rates=(0.01, 0.1),
+            (), data=("wine",), blocks=(1,), bottleneck=64, batch_size=32, seeds=(0,), rates=(0.1,),
         ),
-        epochs=2, probe=10,
+        epochs=2, probe=6,
     ),
     "cpu": Settings(Variants((), blocks=(4,)), epochs=20),
     "paper": Settings(

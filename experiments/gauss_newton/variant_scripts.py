@@ -117,8 +117,8 @@ FULL_BATCH = _script(
     "Adam and SGD. (XGN Figure 1)",
     {
         "smoke": Settings(
-            _tuned({GN: 10, ADAM: 40, SGD: 40}, pseudoinverse="exact"), samples=64, blocks=(2,),
-            bottleneck=256, batch_size=None, loss="squared_error", seeds=(0, 1),
+            _tuned({GN: 4, ADAM: 8, SGD: 8}, pseudoinverse="exact"), samples=40, blocks=(1,),
+            bottleneck=128, batch_size=None, loss="squared_error", seeds=(0,),
             rates=(1e-2, 0.1, 1.0), search="largest",
         ),
         "cpu": Settings(

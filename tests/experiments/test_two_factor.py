@@ -39,6 +39,7 @@ def test_imbalance_makes_the_rank_dip(result):
     assert skewed.min() < 0.9 * skewed[0]
     assert skewed[-1] > skewed.min()
     assert all(np.all(np.diff(loss) < 0) for loss in result.loss.values())
+    assert set(theorems.plot(result)) == set(theorems.measure(result)) == set(theorems.CLAIM)
 
 
 # --- the language model ---------------------------------------------------------------------------
@@ -66,6 +67,8 @@ def test_language_model_is_measured_along_training(model_result):
         assert np.all(np.diff(flow.loss) < 0)
     assert model_result.cka[0] == pytest.approx(1.0)
     assert model_result.weight_cosine[0] == pytest.approx(1.0)
+    pictures, measured = language_model.plot(model_result), language_model.measure(model_result)
+    assert set(pictures) == set(measured) == set(language_model.CLAIM)
 
 
 def test_phases_are_read_off_and_absence_is_said():

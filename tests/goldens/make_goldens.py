@@ -1,30 +1,41 @@
 """Golden outputs of the reference implementations in PyTorch, on tiny random networks.
 
-The test suite needs no PyTorch: it reads the files that this script wrote. To write them again:
+The test suite needs no PyTorch: it reads what this script wrote. It computes all outputs again from
+the stored weights and prints how far they are from the stored ones:
 
     python -m venv torch-environment
-    torch-environment/bin/pip install torch torchvision timm safetensors
+    torch-environment/bin/pip install torch torchvision timm transformers peft safetensors
     torch-environment/bin/python tests/goldens/make_goldens.py
 
-Written with torch 2.15.0, torchvision 0.29.2, timm 1.0.31 on a CPU. Each
-network's weights go to NAME.safetensors as that library names them; ``outputs.safetensors`` holds
-the inputs (N, H, W, C) and, for every network, its outputs computed in float32 and in float64;
-``preprocessing.safetensors`` holds images and what torchvision's transforms make of them;
-``positions.safetensors`` the positions of timm-vit for images of other sizes, by timm.
-All parameters and running averages are random, so that none can be left out unnoticed.
+The stored numbers are those of torch 2.15.0, torchvision 0.29.2, timm 1.0.31, transformers 5.24.0
+and peft 0.21.2 on a CPU. `NAME.safetensors` holds an image network's weights as its library names
+them, and `outputs.safetensors` inputs (N, H, W, C) and outputs in float32 and float64. Below
+``transformers/`` each language model is a folder as ``save_pretrained`` writes it, and
+`outputs.safetensors` holds ids and masks (N, T), padded on either side, and outputs in float64.
+``preprocessing.safetensors`` holds images and what torchvision's transforms make of them,
+``positions.safetensors`` the positions of timm-vit for images of other sizes, by timm. All
+parameters and running averages were drawn at random, so that none can be left out unnoticed.
+
+transformers computes RMSNorm and rotary angles in float32 whatever the dtype of the weights. For
+the float64 outputs its float32 is float64 while a network is built and called.
 """
 
+import contextlib
 import pathlib
+from unittest import mock
 
 import numpy as np
+import peft
 import timm
 import torch
 import torchvision
+import transformers
 from PIL import Image
-from safetensors.numpy import save_file as save_arrays
-from safetensors.torch import load_file, save_file
+from safetensors.numpy import load_file
+from safetensors.torch import load_file as load_tensors
 
 FOLDER = pathlib.Path(__file__).parent
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 class TorchvisionResNet(torchvision.models.ResNet):
@@ -46,16 +57,14 @@ class TorchvisionResNet(torchvision.models.ResNet):
         self.fc = torch.nn.Linear(planes[3] * block.expansion, num_classes)
 
 
-def networks():
+def image_networks():
     """The networks by the names of their files."""
-    resnet = torchvision.models.resnet
+    resnet, depths = torchvision.models.resnet, (1, 2, 1, 1)
     return {
-        "torchvision-basic": TorchvisionResNet(resnet.BasicBlock, (1, 2, 1, 1), (8, 12, 16, 20), 5),
-        "torchvision-bottleneck": TorchvisionResNet(
-            resnet.Bottleneck, (1, 2, 1, 1), (4, 6, 8, 10), 5
-        ),
+        "torchvision-basic": TorchvisionResNet(resnet.BasicBlock, depths, (8, 12, 16, 20), 5),
+        "torchvision-bottleneck": TorchvisionResNet(resnet.Bottleneck, depths, (4, 6, 8, 10), 5),
         "timm-basic": timm.models.ResNet(
-            timm.models.resnet.BasicBlock, (1, 2, 1, 1), 5, stem_width=8, channels=(8, 12, 16, 20)
+            timm.models.resnet.BasicBlock, depths, 5, stem_width=8, channels=(8, 12, 16, 20)
         ),
         "timm-vit": timm.models.VisionTransformer(
             img_size=32, patch_size=8, embed_dim=12, depth=2, num_heads=3, mlp_ratio=20 / 12,
@@ -64,72 +73,106 @@ def networks():
     }  # fmt: skip
 
 
-def randomise(model):
-    """Every parameter and running average at random, of a size that keeps outputs of order one."""
-    for name, value in [*model.named_parameters(), *model.named_buffers()]:
-        if not value.dtype.is_floating_point:
-            continue
-        with torch.no_grad():
-            if value.ndim > 1:
-                value.normal_(0, (1.5 / value[0].numel()) ** 0.5)
-            elif name.endswith("running_var"):
-                value.uniform_(0.5, 1.5)
-            elif name.endswith("weight"):
-                value.uniform_(0.7, 1.3)
-            else:
-                value.normal_(0, 0.2)
+def image_outputs(inputs):
+    """Outputs of every network in both precisions."""
+    x, arrays = torch.tensor(inputs).permute(0, 3, 1, 2), {}
+    for name, model in image_networks().items():
+        weights = load_tensors(FOLDER / f"{name}.safetensors")
+        if hasattr(model, "from_pretrained"):  # knows the names that its weights once had
+            model = model.from_pretrained(None, config=model.config, state_dict=weights)
+        else:
+            model.load_state_dict(weights)
+        model.eval()
+        for dtype in (torch.float32, torch.float64):
+            with torch.no_grad():
+                outputs = model.to(dtype)(x.to(dtype))
+            suffix = str(dtype).removeprefix("torch.")
+            arrays[f"{name}.{suffix}"] = getattr(outputs, "logits", outputs).numpy()
+    return arrays
 
 
-def write_preprocessing():
-    """Images of two shapes, and what torchvision's transforms make of them, (H, W, C)."""
-    modes = torchvision.transforms.InterpolationMode
+def preprocessed(images):
+    """What torchvision's transforms make of an image, (H, W, C), by the names of both."""
+    modes, transforms = torchvision.transforms.InterpolationMode, torchvision.transforms
     pipelines = {
-        "imagenet": (32, modes.BILINEAR, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+        "imagenet": (32, modes.BILINEAR, *IMAGENET),
         "vit": (31, modes.BICUBIC, (0.5,) * 3, (0.5,) * 3),
         "grey": (30, modes.BILINEAR, (0.1,), (0.5,)),
     }
-    draw, arrays = np.random.default_rng(0), {}
-    for shape, size in (("wide", (37, 53)), ("tall", (61, 40))):
-        arrays[shape] = draw.integers(0, 256, (*size, 3), np.uint8)
-        for name, (resize, mode, mean, std) in pipelines.items():
-            picture = Image.fromarray(arrays[shape])
-            steps = [
-                torchvision.transforms.Resize(resize, mode),
-                torchvision.transforms.CenterCrop(28),
-                torchvision.transforms.ToTensor(),
-                torchvision.transforms.Normalize(mean, std),
-            ]
-            pixels = torchvision.transforms.Compose(steps)(
-                picture.convert("L") if name == "grey" else picture
+    arrays = {}
+    for shape in ("wide", "tall"):
+        for name, (size, mode, mean, std) in pipelines.items():
+            picture = Image.fromarray(images[shape]).convert("L" if name == "grey" else "RGB")
+            steps = (
+                transforms.Resize(size, mode),
+                transforms.CenterCrop(28),
+                transforms.ToTensor(),
+                transforms.Normalize(mean, std),
             )
-            arrays[f"{name}.{shape}"] = np.ascontiguousarray(pixels.numpy().transpose(1, 2, 0))
-    save_arrays(arrays, FOLDER / "preprocessing.safetensors")
+            arrays[f"{name}.{shape}"] = transforms.Compose(steps)(picture).permute(1, 2, 0).numpy()
+    return arrays
 
 
-def write_positions():
+def positions():
     """Positions of timm-vit (a grid of 4 x 4) on smaller and larger grids."""
-    positions = load_file(FOLDER / "timm-vit.safetensors")["pos_embed"]
+    embedding = load_tensors(FOLDER / "timm-vit.safetensors")["pos_embed"]
     resample = timm.layers.resample_abs_pos_embed
-    arrays = {f"{side}": resample(positions, [side, side]).numpy() for side in (2, 3, 7)}
-    save_arrays(arrays, FOLDER / "positions.safetensors")
+    return {f"{side}": resample(embedding, [side, side]).numpy() for side in (2, 3, 7)}
+
+
+@contextlib.contextmanager
+def double_precision():
+    """What transformers writes as float32 is float64."""
+    single, double = torch.float32, torch.float64
+    tensors = mock.patch.object(torch.Tensor, "float", torch.Tensor.double)
+    with mock.patch.multiple(torch, float32=double, float=double), tensors:
+        torch.set_default_dtype(double)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(single)
+
+
+def logits(model, samples, side):
+    """Logits; of a decoder at the positions that the tokens have without padding."""
+    ids, mask = (torch.tensor(samples[f"{side}.{part}"]).long() for part in ("ids", "mask"))
+    arguments = {"input_ids": ids, "attention_mask": mask}
+    if model.config.model_type not in ("bert", "roberta"):
+        arguments["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)
+    with torch.no_grad():
+        return model(**arguments).logits.numpy()
+
+
+def language_outputs(samples):
+    """Outputs of the network of every folder, padded on either side, and with its adapter."""
+    arrays = {}
+    for folder in sorted(path.parent for path in FOLDER.glob("transformers/*/config.json")):
+        config = transformers.AutoConfig.from_pretrained(folder)
+        network = getattr(transformers, config.architectures[0])
+        single = network.from_pretrained(folder, dtype=torch.float32)
+        with double_precision():
+            model = network(single.config).double().eval()
+            model.load_state_dict(single.state_dict())
+            for side in ("right", "left"):
+                if f"{folder.name}.{side}" in samples:
+                    arrays[f"{folder.name}.{side}"] = logits(model, samples, side)
+            if (folder / "adapter").exists():
+                adapted = peft.PeftModel.from_pretrained(model, folder / "adapter").double().eval()
+                arrays[f"{folder.name}.adapter"] = logits(adapted, samples, "right")
+    return arrays
 
 
 def main():
-    """Write all files."""
-    write_preprocessing()
-    torch.manual_seed(0)
-    x = torch.randn(3, 3, 32, 32)
-    arrays = {"x": np.ascontiguousarray(x.numpy().transpose(0, 2, 3, 1))}
-    for name, model in networks().items():
-        randomise(model)
-        model.eval()
-        save_file(model.state_dict(), FOLDER / f"{name}.safetensors")
-        for suffix, dtype in (("float32", torch.float32), ("float64", torch.float64)):
-            with torch.no_grad():
-                arrays[f"{name}.{suffix}"] = model.to(dtype)(x.to(dtype)).numpy()
-        print(name, arrays[f"{name}.float64"].std())
-    save_arrays(arrays, FOLDER / "outputs.safetensors")
-    write_positions()
+    """Print the largest difference from each stored array."""
+    for path, compute in (
+        ("outputs", lambda stored: image_outputs(stored["x"])),
+        ("preprocessing", preprocessed),
+        ("positions", lambda _: positions()),
+        ("transformers/outputs", language_outputs),
+    ):
+        stored = load_file(FOLDER / f"{path}.safetensors")
+        for name, array in compute(stored).items():
+            print(f"{path} {name}: {np.abs(array - stored[name]).max():.1e}")
 
 
 if __name__ == "__main__":
