@@ -21,7 +21,7 @@ from flax import nnx
 
 from jaxttp.data import Dataset, Split, load_dataset, select, split
 from jaxttp.models import ResNet, digits_resnet, save_params
-from jaxttp.models.pretrained.checkpoint import checkpoint_path
+from jaxttp.models.pretrained import checkpoint_path
 
 CLASSES = (0, 1, 2, 3, 4)
 

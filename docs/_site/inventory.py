@@ -29,7 +29,7 @@ PAGES = {
     "conditioning": ("jaxttp.conditioning",),
     "gauss_newton": ("jaxttp.gauss_newton",),
     "representation": ("jaxttp.representation",),
-    "models": ("jaxttp.models",),
+    "models": ("jaxttp.models", "jaxttp.models.language", "jaxttp.models.pretrained"),
     "data": ("jaxttp.data",),
     "pipeline": ("jaxttp.pipeline",),
     "plots": ("jaxttp.plots",),

@@ -261,7 +261,7 @@ def swept(task: Task, options: dict[str, Any]) -> dict[str, Any]:
     return {
         "loss": found.loss, "final_error": found.final_error, "steps": found.steps.tolist(),
         "stable": found.stable.tolist(), "limits": found.max_learning_rate,
-        "rate_limits": found.rate_limit, "warning": found.warning,
+        "warning": found.warning,
         "trust": [found.trust.get(i, "-") for i in range(len(choices))],
     }  # fmt: skip
 
@@ -349,7 +349,7 @@ def read() -> dict[str, dict[str, Any]]:
         found = json.loads(str(file["plain"]))
         for key in set(file) - {"plain"}:
             name, field = key.rsplit("/", 1)
-            if field != "scale":  # of corrections that are no longer made
+            if field not in ("scale", "rate_limits"):  # of corrections and limits that went
                 found[name][field] = file[key]
     return found
 

@@ -80,7 +80,6 @@ def _print(console: Console, result: Any) -> None:
         say(console, prediction.message)
     say(
         console,
-        prediction.out_of_reach,
         prediction.trust and f"trust: {prediction.trust}",
         prediction.plan and f"plan: {prediction.plan}",
         f"the forecast cost {prediction.cost}",

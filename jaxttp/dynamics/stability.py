@@ -4,19 +4,8 @@ At a step t a linear optimizer moves the state s = (w, accumulators) of a mode o
 matrix, s <- (M_t + x b_t e_w^T) s (`step_maps`). It is stable there as long as the spectral
 radius is below one, which for sgd(eta, m) is eta < 2 (1 + m)/x.
 
-The mean-square limit of mini-batches lies below that of full batches. With them x is random: the
-batch couples the modes, and what has to shrink is the second
-moment. At the limit there is a positive Z with Z = G ∘ Q(Z), where (in eigenvectors V of
-A = (1/N) H^(1/2) Theta H^(1/2), a its eigenvalues, V_i the rows of sample i)
-
-    Q(Z) = q (N a (sum_i V_i^T V_i Z V_i^T V_i) a - a Z a)
-
-is the covariance of the force, q = 1/B for batches drawn with replacement and (N - B)/(B (N - 1))
-without, and G_jk the stationary response of modes j and k to unit noise. For a single mode it is
-
-    eta < 2 / (x/(1 + m) + sigma^2/(x (1 - m))),      sigma^2 the variance of x .
-
-Noise that stays where the samples contradict each other adds to Z and leaves the limit as it is.
+Mini-batches whose curvatures differ diverge at smaller ones (docs/explanations/batches.md): that is
+left to the path of the batches themselves.
 """
 
 import functools
@@ -57,12 +46,6 @@ SHARES = (-7.0, 7.0)
 """Decimal logarithms of the shares of a limit that are told apart."""
 GROWTH = 1e-6
 """A spectral radius of one is a mode at rest; beyond one by this, it grows."""
-LEAST_CURVATURE = 1e-7
-"""Modes below this share of the largest curvature do not count."""
-HALVINGS = 16
-"""Of the interval in which the mean-square limit is looked for."""
-SWEEPS = 60
-"""Power iterations for one growth rate of second moments, at most."""
 
 
 @functools.partial(jit, static_argnums=3)
@@ -75,28 +58,14 @@ def curvature_modes(
     that is less.
     """
     root = _hessian_root(f, targets, loss)
-    values, vectors = _basis(kernel, root)
+    if f.size > DENSE:
+        values, vectors = _ritz(functools.partial(apply_kernel, kernel), root)
+    else:
+        values, vectors = decompose(jnp.linalg.eigh, _rooted_kernel(kernel, root))
     values, vectors = values[::-1][:MODES], vectors[:, ::-1][:, :MODES]
     n, c = f.shape
     left = jnp.einsum("nab,nbk->nak", root, vectors.reshape(n, c, -1), precision="highest")
     return jnp.maximum(values, 0.0), left.reshape(n * c, -1)
-
-
-@functools.partial(jit, static_argnums=3)
-def curvature_basis(
-    kernel: Kernel, f: Array, targets: Array, loss: Loss
-) -> tuple[Float[Array, " r"], Float[Array, "nc r"]]:
-    """Eigenvalues, rising, and orthonormal eigenvectors of (1/N) H^(1/2) Theta H^(1/2).
-
-    All of them where N C is at most `DENSE`, else the Ritz pairs of the Lanczos iteration.
-    """
-    return _basis(kernel, _hessian_root(f, targets, loss))
-
-
-def _basis(kernel: Kernel, root: Float[Array, "n c c"]) -> tuple[Array, Array]:
-    if root.shape[0] * root.shape[1] > DENSE:
-        return _ritz(functools.partial(apply_kernel, kernel), root)
-    return tuple(decompose(jnp.linalg.eigh, _rooted_kernel(kernel, root)))
 
 
 def _rooted_kernel(kernel: Kernel, root: Float[Array, "n c c"]) -> Float[Array, "nc nc"]:
@@ -269,12 +238,6 @@ def _step_rows(optimizer: Optimizer, first: optax.OptState, steps: int) -> Array
     return jax.lax.scan(step, first, None, length=steps)[1]
 
 
-def map_of(rate: float, momentum: float) -> StepMaps:
-    """The map of heavy-ball descent, for one step."""
-    still = np.array([[[1.0, -rate * momentum], [0.0, momentum]]])
-    return StepMaps(still, np.array([[-rate, 1.0]]))
-
-
 def step_rates(maps: StepMaps) -> np.ndarray:
     """The learning rates (T,) of SGD with any momentum; NaN where there is no such number.
 
@@ -347,97 +310,3 @@ def step_shares(maps: StepMaps, curvature: float) -> np.ndarray:
         low, high = np.where(grows, low, middle), np.where(grows, middle, high)
     shares = np.where(high >= SHARES[1], 0.0, 10.0**-high)[place.reshape(-1)]
     return np.concatenate([shares, np.full(wait - 1, shares[-1])])
-
-
-class Modes(NamedTuple):
-    """Curvatures a (r,), and their eigenvectors by samples (N, C, r)."""
-
-    values: np.ndarray
-    vectors: np.ndarray
-
-
-def batch_modes(kernel: Any, f: Any, targets: Any, loss: Loss) -> Modes:
-    """The modes that mini-batches couple: all of a small kernel, Ritz vectors of a large one."""
-    n, c = f.shape
-    found = curvature_basis(kernel, f, targets, loss)
-    values, vectors = (np.asarray(part, np.float64) for part in found)
-    kept = values > LEAST_CURVATURE * max(values.max(), 1e-300)
-    return Modes(values[kept], vectors[:, kept].reshape(n, c, -1))
-
-
-def batch_variance(samples: int, batch_size: int, protocol: str) -> float:
-    """The variance of a batch's mean as a share q of a single sample's."""
-    if protocol == "replacement":
-        return 1.0 / batch_size
-    return (samples - batch_size) / (batch_size * max(samples - 1, 1))
-
-
-def mean_square_factor(maps: StepMaps, modes: Modes, variance: float) -> float:
-    """The mean-square limit as a share of the full batch's, for the one step in `maps`.
-
-    Exact for squared error where all modes count (a kernel of few outputs), for batches that are
-    drawn afresh; reshuffled epochs are quieter, so that theirs is a little larger. 64 Ritz vectors
-    in place of 200 modes gave up to 10 % more.
-    """
-    if not len(modes.values) or not variance > 0:
-        return 1.0
-    still, pulled = maps.still[0], maps.pulled[0]
-    full = 1.0 / step_shares(maps, float(modes.values.max()))[0]
-    if not np.isfinite(full):
-        return 1.0
-    low, high = -6.0, 0.0
-    moment = np.eye(len(modes.values))
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        scale = full * 10.0**middle
-        growth, moment = _growth(still, pulled, modes, variance, scale, moment)
-        low, high = (low, middle) if growth > 1 else (middle, high)
-    return 10.0**low
-
-
-def _growth(
-    still: np.ndarray,
-    pulled: np.ndarray,
-    modes: Modes,
-    variance: float,
-    scale: float,
-    moment: np.ndarray,
-) -> tuple[float, np.ndarray]:
-    """The largest eigenvalue of Z -> G ∘ Q(Z) with all curvatures scaled, and its Z."""
-    response = _response(still, pulled, scale * modes.values)
-    if response is None:
-        return np.inf, moment
-    samples, c, _ = modes.vectors.shape
-    flat = modes.vectors.reshape(samples * c, -1)
-    sizes = np.outer(modes.values, modes.values) * (scale**2 * variance)
-    growth = 0.0
-    for _ in range(SWEEPS):
-        image = (flat @ moment).reshape(samples, c, -1)
-        inside = image @ np.swapaxes(modes.vectors, 1, 2)  # V_i Z V_i^T
-        summed = flat.T @ (inside @ modes.vectors).reshape(samples * c, -1)
-        new = response * sizes * (samples * summed - moment)
-        before, growth = growth, float(np.trace(new) / np.trace(moment))
-        if not growth > 0:
-            return 0.0, np.eye(len(moment))
-        moment = (new + new.T) / (2 * np.trace(new))
-        if abs(growth - before) < 1e-5 * growth:
-            break
-    return growth, moment
-
-
-def _response(still: np.ndarray, pulled: np.ndarray, values: np.ndarray) -> np.ndarray | None:
-    """G (r, r): sum over n of h_j[n] h_k[n], h_j the weight's response to a force on mode j.
-
-    With M = P diag(mu) P^(-1), h[n] = sum_p c_p mu_p^n, and the sums over n are geometric.
-    """
-    steps = still[None] + values[:, None, None] * pulled[None, :, None] * np.eye(len(pulled))[0]
-    powers, vectors = np.linalg.eig(steps + 0j)
-    if np.abs(powers).max() >= 1:
-        return None
-    parts = np.linalg.solve(vectors, np.broadcast_to(pulled + 0j, powers.shape)[..., None])[..., 0]
-    parts = parts * vectors[:, 0, :]
-    total = np.zeros((len(values), len(values)), complex)
-    for p in range(powers.shape[1]):
-        for s in range(powers.shape[1]):
-            total += np.outer(parts[:, p], parts[:, s]) / (1 - np.outer(powers[:, p], powers[:, s]))
-    return np.real(total)

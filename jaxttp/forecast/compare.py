@@ -243,7 +243,7 @@ def _joined(rows: list[tuple[Sweep, int, float]], targets: tuple[Target, ...]) -
     return Sweep(
         tuple(swept.settings[i] for swept, i, _ in rows), first.samples, first.rule,
         stacked("loss"), stacked("error"), stacked("stable"), stacked("max_learning_rate"),
-        stacked("rate_limit"), targets, step_seconds=None if np.isnan(seconds[0]) else seconds,
+        targets, step_seconds=None if np.isnan(seconds[0]) else seconds,
         forecasts=followed, relinearized=tuple(followed),
         trust={k: swept.trust[i] for k, (swept, i, _) in enumerate(rows)},
         trainings=sum(swept.trainings or 0.0 for swept, _, _ in rows),

@@ -325,7 +325,9 @@ def _plan(
     if most is None and is_rebuilt(dynamics):
         most = _center(dynamics).rebuilds
     if not most:
-        dynamics = on_one_kernel(dynamics) if most == 0 else dynamics
+        if most == 0:
+            first = None if isinstance(dynamics, Noisy) else Recursion()
+            dynamics = _with_center(dynamics, first)
         runs = MODEL.parts if is_scaled else 1.0
         passes = 0.0 if problem.is_linear and is_exact else passes_asked(problem.f0.shape[0])
         built, counts = 1, MOST if problem.is_linear else 0
@@ -351,14 +353,7 @@ def suited(dynamics: Dynamics, problem: Problem) -> Dynamics:
     return _with_center(dynamics, Linear()) if rebuilds else dynamics
 
 
-def on_one_kernel(dynamics: Dynamics) -> Dynamics:
-    """The same on the first kernel alone."""
-    if isinstance(dynamics, Noisy):
-        return dataclasses.replace(dynamics, centre=None)
-    return _with_center(dynamics, Recursion())
-
-
-def _with_center(dynamics: Dynamics, center: Relinearized | Recursion) -> Dynamics:
+def _with_center(dynamics: Dynamics, center: Any) -> Dynamics:
     is_around = isinstance(dynamics, Noisy | Scaled)
     return dataclasses.replace(dynamics, centre=center) if is_around else center
 

@@ -1,6 +1,5 @@
 """The keywords of a forecast, turned into values; the only table of strings."""
 
-import dataclasses
 import warnings
 from typing import Any, NamedTuple
 
@@ -209,20 +208,6 @@ def choose_kernel(
     remedy = "it bounds an exact kernel; with sketch_dim give kernel_batch_size"
     check_used("max_bytes", max_bytes, False, remedy)
     return found
-
-
-def on_mesh(kernel: KernelEstimator, mesh: Any) -> KernelEstimator:
-    """The kernel that a plan chose, on the devices of a mesh: what is computed stays the same.
-
-    Args:
-        kernel: exact, or a sketch.
-        mesh: as `Exact` has it; None for one device.
-
-    Raises:
-        ValueError: a sketch whose columns the devices do not divide.
-    """
-    devices = several(mesh)
-    return kernel if devices is None else dataclasses.replace(kernel, mesh=devices)  # type: ignore[type-var]
 
 
 def check_tokens(problem: Problem, kernel: KernelEstimator) -> None:

@@ -29,7 +29,6 @@ from jaxttp.forecast.options import (
     check_tokens,
     choose_kernel,
     choose_plan,
-    on_mesh,
 )
 from jaxttp.forecast.prediction import Cost, Prediction
 from jaxttp.forecast.problem import Problem, loss_and_error
@@ -46,6 +45,7 @@ from jaxttp.losses.rule import (
     targets_of,
 )
 from jaxttp.ntk.estimators import Exact, KernelEstimator, Sketched
+from jaxttp.ntk.sharded import several
 
 
 def predict_training_time(  # noqa: PLR0913
@@ -249,7 +249,9 @@ def predict_training_time(  # noqa: PLR0913
         if budget != "auto" or not isinstance(dynamics, Dynamics):
             plan = choose_plan(way, problem, descent, fixed, budget, key, progress)
         if plan is not None:
-            way, estimator = plan.dynamics, on_mesh(plan.kernel, mesh)
+            way, estimator = plan.dynamics, plan.kernel
+            if several(mesh) is not None:  # on its devices, what is computed stays the same
+                estimator = dataclasses.replace(estimator, mesh=mesh)  # type: ignore[type-var]
             words = str(plan) if budget != "auto" or not plan.whole else None
         way = suited(way, problem)
         if way.kernels:
@@ -351,8 +353,7 @@ def forecast_along(
         limit, rates = way.rates(lines, descent) if asks_limit else (math.inf, None)
         stable = way.is_stable(path, rates, descent)
         sketched = _without_parts(lines, descent) if way.kernels else None
-        trust = way.trust(path, rule.about(targets))
-        doubted_from = None if trust is None else way.doubted_from(path)
+        trust, doubted_from = way.doubt(path, rule.about(targets)) or (None, None)
         sure = {
             "stable": stable, "level": level, "sketched": sketched, "doubted_from": doubted_from
         }  # fmt: skip

@@ -71,9 +71,8 @@ class Prediction:
             gradient descent's where it has none: Adam, accumulated gradients).
         stable: False when the outputs diverged, or the loss exceeds twice its start on the way
             (small batches can diverge below the limit); with one kernel also when the learning rate
-            of any step is beyond the limit (for a schedule with mini-batches the mean-square
-            limit). With rebuilt kernels the loss alone judges: a rate beyond the limit can be
-            stable, and often trains.
+            of any step is beyond the limit of full batches. With rebuilt kernels the loss alone
+            judges: a rate beyond the limit can be stable, and often trains.
         cost: what the forecast cost.
         horizon: T.
         rule: the definition of training time, see `training_time`.
@@ -246,20 +245,6 @@ class Prediction:
         halved = self.hyperparameters.get("loss") == "squared_error"
         return ", half the sum of squares over outputs" if halved else ""
 
-    @property
-    def out_of_reach(self) -> str | None:
-        """What to try where a goal is not reached within the horizon; None where all are."""
-        times = [*self.steps.values(), *self.targets.values()]
-        if not self.stable or all(step >= 0 for step in times):
-            return None
-        words = f"not reached within {self.horizon} steps"
-        if self.doubted_from is not None:  # no advice is built on a warning
-            return f"{words} by a forecast that is in doubt (see trust)"
-        rate = self.hyperparameters.get("learning_rate")
-        if rate is None or not rate < 0.5 * self.max_learning_rate:
-            return f"{words}: try more steps"
-        return f"{words}: try more steps, or a larger learning rate than {rate:g}"
-
     def _when(self, step: int, off: int | None, band: tuple[int, int] | None) -> str:
         """A time in words, with its error and its band where it is reached."""
         if step < 0:
@@ -299,8 +284,6 @@ class Prediction:
             if self.stable:
                 lines.append(wrapped(f"  {self.early_stopping()}", 4))
         lines.append(wrapped(f"  {self.message}", 4))
-        if self.out_of_reach is not None:
-            lines.append(wrapped(f"  {self.out_of_reach}", 2))
         if self.trust is not None:
             lines.append(wrapped(f"  trust  {self.trust}", 9))
         if self.plan is not None:

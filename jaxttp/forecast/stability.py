@@ -4,19 +4,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import optax
-from jaxtyping import Array
 
-from jaxttp.dynamics.stability import (
-    StepMaps,
-    batch_modes,
-    batch_variance,
-    map_of,
-    mean_square_factor,
-    step_maps,
-    step_rates,
-    step_shares,
-)
-from jaxttp.losses import Loss
+from jaxttp.dynamics.stability import step_maps, step_rates, step_shares
 
 RISE = 2.0
 """A forecast whose loss comes to more than this multiple of its start is not called stable."""
@@ -25,18 +14,16 @@ RISE = 2.0
 class Rates(NamedTuple):
     """Every step's rate beside the largest stable one.
 
-    The limit is that of the optimiser at that step, with the curvature before training: of the full
-    batch, or in mean square with the mini-batches of a schedule.
+    The limit is that of the optimiser at that step, with the curvature of the full batch before
+    training.
 
     Attributes:
         rates: learning rates (T,), or one for all steps; NaN where an optimiser has no such number.
         shares: rates over limits, of the same shape; 1 or more is not stable.
-        batch_size: of a mean-square limit; None for that of full batches.
     """
 
     rates: np.ndarray
     shares: np.ndarray
-    batch_size: int | None = None
 
     @property
     def peak(self) -> int:
@@ -60,11 +47,6 @@ class Rates(NamedTuple):
         return bool(np.isfinite(self.rates[self.peak]) and np.isfinite(self.limit))
 
     @property
-    def batches(self) -> str:
-        """Whose limit it is, in words."""
-        return "" if self.batch_size is None else f" with batches of {self.batch_size}"
-
-    @property
     def constant(self) -> bool:
         """Whether all steps are alike."""
         return bool(np.all(self.shares == self.shares[0]))
@@ -78,12 +60,7 @@ def constant_rate(rate: float, limit: float) -> Rates:
 
 
 def optimizer_rates(
-    optimizer: optax.GradientTransformation,
-    steps: int,
-    curvature: float,
-    problem: tuple[Any, Array, Array, Loss],
-    batch_size: int | None,
-    protocol: str,
+    optimizer: optax.GradientTransformation, steps: int, curvature: float
 ) -> Rates | None:
     """The rates of any linear optimiser; None where its steps cannot be taken apart.
 
@@ -91,29 +68,12 @@ def optimizer_rates(
         optimizer: linear, see `linear_filter`.
         steps: the horizon T.
         curvature: the largest one, see `max_learning_rate`.
-        problem: kernel, f0, targets and loss, for the mean-square limit.
-        batch_size: samples a step; all of them when None.
-        protocol: how batches are drawn.
     """
     try:
         maps = step_maps(optimizer, steps)
     except ValueError:
         return None
-    found = Rates(step_rates(maps), step_shares(maps, curvature))
-    if batch_size is None or found.constant:
-        return found
-    one = StepMaps(maps.still[found.peak][None], maps.pulled[found.peak][None])
-    variance = batch_variance(problem[1].shape[0], batch_size, protocol)
-    factor = mean_square_factor(one, batch_modes(*problem), variance)
-    return Rates(found.rates, found.shares / factor, batch_size)
-
-
-def batch_factor(
-    problem: tuple[Any, Array, Array, Loss], momentum: float, batch_size: int, protocol: str
-) -> float:
-    """The mean-square limit of heavy-ball descent as a share of the full batch's."""
-    variance = batch_variance(problem[1].shape[0], batch_size, protocol)
-    return mean_square_factor(map_of(1.0, momentum), batch_modes(*problem), variance)
+    return Rates(step_rates(maps), step_shares(maps, curvature))
 
 
 def rises(loss: Any) -> Any:
@@ -145,7 +105,7 @@ def stability_message(
     if rates.constant and rates.known and highest > RISE * first:
         return f"diverges above η = {rates.limit:.4g} (learning rate {float(rates.rates[0]):g})"
     though = f", though {comes_down}" if last < first else ""
-    return f"{_above(rates, rates.batches)}; the real network may not survive it{though}"
+    return f"{_above(rates)}; the real network may not survive it{though}"
 
 
 def _stable(rates: Rates | None, batch_size: int | None) -> str:
@@ -153,17 +113,17 @@ def _stable(rates: Rates | None, batch_size: int | None) -> str:
         return "stable; no largest learning rate is known for this optimizer"
     share = float(rates.shares[rates.peak])
     if len(rates.above):
-        return f"stable with kernels rebuilt, though {_above(rates, 'at the start')}"
+        return f"stable with kernels rebuilt, though {_above(rates, ' at the start')}"
     if not share > 1e-30:
         return "stable; without curvature no learning rate is too large"
     if not rates.known:
-        return f"stable; its largest step is {share:.2g} of the largest stable one{rates.batches}"
+        return f"stable; its largest step is {share:.2g} of the largest stable one"
     peak = "" if rates.constant else f" at peak rate {float(rates.rates[rates.peak]):.4g}"
-    whose = " for full batches" if batch_size is not None and not rates.batches else rates.batches
+    whose = " for full batches" if batch_size is not None else ""
     return f"stable{peak}; largest stable learning rate {rates.limit:.4g}{whose}"
 
 
-def _above(rates: Rates, where: str) -> str:
+def _above(rates: Rates, where: str = "") -> str:
     """By how much, and when, the rates are beyond their limit."""
     share, above = float(rates.shares[rates.peak]), rates.above
     what, of = "its largest step", "the largest stable one"
@@ -174,4 +134,4 @@ def _above(rates: Rates, where: str) -> str:
     when = f" from step {begin}" if begin else ""
     when += f" until step {end}" if end < len(rates.shares) else ""
     times = f"{share:.2g} times" if share < 100 else f"{share:.0f} times"
-    return f"{what} is {times} {of} {where.strip()}".rstrip() + when
+    return f"{what} is {times} {of}{where}{when}"

@@ -38,7 +38,7 @@ from jaxttp.forecast.options import (
 from jaxttp.forecast.predict import forecast_along
 from jaxttp.forecast.prediction import Prediction
 from jaxttp.forecast.problem import Problem
-from jaxttp.forecast.stability import batch_factor, rises
+from jaxttp.forecast.stability import rises
 from jaxttp.forecast.swept import FEW, FIRST, Sweep, held_to
 from jaxttp.forecast.training_setup import Descent, Hyperparameters, check_descent, check_settings
 from jaxttp.forecast.uncertainty import trust_in_speeds
@@ -309,7 +309,7 @@ def screen(lines: Linearizer, plan: SweepPlan) -> Sweep:
     swept = _together(kernel, problem.f0, problem.targets, problem.loss, plan)
     swept = swept.with_forecasts(forecasts)
     for i, one in forecasts.items():
-        swept.max_learning_rate[i] = swept.rate_limit[i] = one.max_learning_rate
+        swept.max_learning_rate[i] = one.max_learning_rate
     return with_shared_goal(dataclasses.replace(swept, notes=problem.notes))
 
 
@@ -324,16 +324,15 @@ def _together(
     settings, samples = plan.settings, len(f0)
     size, horizon = len(settings), max(one.steps for one in settings)
     loss, error = np.zeros((size, horizon + 1)), np.zeros((size, horizon + 1))
-    stable, limits, in_square = np.zeros(size, bool), np.zeros(size), np.ones(size)
+    stable, limits = np.zeros(size, bool), np.zeros(size)
     groups: dict[int | None, list[int]] = defaultdict(list)
     for i, one in enumerate(settings):
         if one.is_heavy_ball:
             groups[one.batch_size].append(i)
     limit = np.inf if kernel is None else float(max_learning_rate(kernel, f0, targets, loss=exact))
     chunk = max(1, _CHUNK_BYTES // (5 * f0.size * f0.dtype.itemsize))
-    problem = kernel, f0, targets, exact
     for batch_size, members in groups.items():
-        indices, factors = None, {}  # of limits in mean square, by momentum
+        indices = None
         if batch_size is not None:
             longest = max(settings[i].steps for i in members)
             indices = batch_indices(plan.key, samples, batch_size, longest, protocol=plan.protocol)
@@ -352,15 +351,10 @@ def _together(
             loss[rows] = held_to(losses.T, horizon + 1)
             error[rows] = held_to(errors.T, horizon + 1)
         for i in members:
-            momentum, rates = settings[i].momentum, settings[i].rates()
-            limits[i] = limit * (1.0 + momentum)
-            if batch_size is not None and np.ptp(rates) > 0:  # schedules with batches
-                if momentum not in factors:
-                    factors[momentum] = batch_factor(problem, momentum, batch_size, plan.protocol)
-                in_square[i] = factors[momentum]
-            stable[i] &= rates.max() < in_square[i] * limits[i] and not rises(loss[i])
+            limits[i] = limit * (1.0 + settings[i].momentum)
+            stable[i] &= settings[i].rates().max() < limits[i] and not rises(loss[i])
     return Sweep(
-        settings, samples, plan.rule, loss, error, stable, limits, in_square * limits,
+        settings, samples, plan.rule, loss, error, stable, limits,
         plan.targets, step_seconds=plan.step_seconds,
     )  # fmt: skip
 
@@ -486,7 +480,7 @@ def _higher(swept: Sweep, leader: int, *, beyond: float = 3.0) -> int | None:
     one = swept.settings[leader]
     higher = [
         i for i, other in enumerate(swept.settings)
-        if one.learning_rate < other.learning_rate <= beyond * swept.rate_limit[i]
+        if one.learning_rate < other.learning_rate <= beyond * swept.max_learning_rate[i]
         and dataclasses.replace(other, learning_rate=one.learning_rate) == one
     ]  # fmt: skip
     return min(higher, key=lambda i: swept.settings[i].learning_rate, default=None)

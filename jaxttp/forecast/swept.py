@@ -52,9 +52,7 @@ class Sweep:
             kernels were not rebuilt (as in `Prediction.stable`); `message` says
             which. Such settings are not ranked.
         max_learning_rate: (S,), where a constant rate with this momentum and loss diverges at the
-            start of training.
-        rate_limit: (S,), what every rate is held against: `max_learning_rate`, or for a schedule
-            with mini-batches the mean-square limit, which is lower.
+            start of training with full batches; every step's rate is held against it.
         targets: losses and errors to get below, K of them; the first is what settings are ranked
             by.
         shared: whether the target was chosen by the sweep.
@@ -78,7 +76,6 @@ class Sweep:
     error: np.ndarray
     stable: np.ndarray
     max_learning_rate: np.ndarray
-    rate_limit: np.ndarray
     targets: tuple[Target, ...] = ()
     shared: bool = False
     step_seconds: np.ndarray | None = None
@@ -269,8 +266,7 @@ class Sweep:
         one, rates = self.settings[i], None
         if self.method(i) != SIMULATED:
             every = one.rates()[:1] if one.schedule == "constant" else one.rates()
-            in_square = self.rate_limit[i] < self.max_learning_rate[i]
-            rates = Rates(every, every / self.rate_limit[i], one.batch_size if in_square else None)
+            rates = Rates(every, every / self.max_learning_rate[i])
         stable = bool(self.stable[i])
         return stability_message(self.loss[i], rates, stable=stable, batch_size=one.batch_size)
 

@@ -417,18 +417,18 @@ def ask_network(lines: Linearizer, descent: Descent) -> Witness:
     if step <= 0:
         return NOBODY
     level = least + KNOWN.asked * (float(curve[0]) - least)
-    point = _point(
+    dual, scale, gradient, expected, predicted = _point(
         part.first, problem.f0, problem.targets, path.train, path.dual, path.scale,
         np.asarray(step), np.asarray(level, problem.f0.dtype), loss,
     )  # fmt: skip
-    expected = float(point.expected)
+    expected, predicted = float(expected), float(predicted)
     if expected <= 0:
         return NOBODY
     see = outputs_and_pull(problem.network)
-    weights = _moved(problem.weights, see(problem.weights, problem.x, point.dual)[1], point.scale)
-    outputs, pulled = see(weights, problem.x, point.gradient)
+    weights = _moved(problem.weights, see(problem.weights, problem.x, dual)[1], scale)
+    outputs, pulled = see(weights, problem.x, gradient)
     real, square = map(float, _loss_and_square(outputs, pulled, problem.targets, loss))
-    predicted, nothing = float(point.loss), KNOWN.nothing * float(curve[0])
+    nothing = KNOWN.nothing * float(curve[0])
     if not np.isfinite(real):
         ratio = np.inf
     else:  # losses of one's own may be negative, where a ratio says nothing
@@ -443,25 +443,6 @@ def _diverges(path: Trajectory) -> bool:
     return int(path.diverged_at) >= 0
 
 
-class Waypoint(NamedTuple):
-    """A point w_0 + s (w_t - w_0) on the line to the weights w_t = c_t w_0 + J_0^T a_t of a step.
-
-    Attributes:
-        dual: s a_t (N, C), so that its weights are scale w_0 + J_0^T dual.
-        scale: 1 + s (c_t - 1).
-        gradient: of the loss by the outputs f_0 + s (f_t - f_0) that the linearized network has
-            there (N, C).
-        expected: g^T Theta g, the speed at which the kernel has the loss fall there.
-        loss: of those outputs.
-    """
-
-    dual: Array
-    scale: Array
-    gradient: Array
-    expected: Array
-    loss: Array
-
-
 @functools.partial(jit, static_argnums=8)
 def _point(
     kernel: Kernel,
@@ -473,8 +454,17 @@ def _point(
     step: Array,
     level: Array,
     loss: Loss,
-) -> Waypoint:
-    """The first point on the line to the weights of a step whose loss is low enough, or its end."""
+) -> tuple[Array, Array, Array, Array, Array]:
+    """The first point w_0 + s (w_t - w_0) on the line to w_t whose loss is low enough, or its end.
+
+    Returns:
+        dual: s a_t (N, C), so that its weights are scale w_0 + J_0^T dual.
+        scale: 1 + s (c_t - 1).
+        gradient: of the loss by the outputs f_0 + s (f_t - f_0) that the linearized network has
+            there (N, C).
+        expected: g^T Theta g, the speed at which the kernel has the loss fall there.
+        loss: of those outputs.
+    """
     moved = train[step] - start
     ways = jnp.arange(1, KNOWN.points + 1, dtype=moved.dtype) / KNOWN.points
     losses = jax.vmap(lambda s: loss.value(start + s * moved, targets))(ways)
@@ -482,9 +472,7 @@ def _point(
     way = ways[found]
     gradient = loss.gradient(start + way * moved, targets)
     expected = jnp.sum(gradient * apply_kernel(kernel, gradient))
-    return Waypoint(
-        way * dual[step], 1 + way * (scale[step] - 1), gradient, expected, losses[found]
-    )
+    return way * dual[step], 1 + way * (scale[step] - 1), gradient, expected, losses[found]
 
 
 @jit

@@ -24,7 +24,7 @@ from jaxttp.forecast.wall_clock import readable_time
 from jaxttp.losses import encode_targets
 from jaxttp.losses.rule import Curves, Rule, Target, reach
 from jaxttp.models import adapter_targets, load_transformer, lora
-from jaxttp.models.language.network import Decoder, Encoder
+from jaxttp.models.language import Decoder, Encoder
 from jaxttp.models.language.tokens import read_tokens
 from jaxttp.pipeline.settings import (
     LoraSettings,

@@ -126,12 +126,3 @@ def test_steps_of_no_rate_leave_no_nan():
     np.testing.assert_allclose(watch.forecast().loss, whole.loss, atol=1e-9)  # float64, 12 steps
     first, _ = watched(linear, setting, 1)
     assert np.all(np.isfinite(first.forecast().loss))
-
-
-def test_accumulators_must_match_the_optimizer():
-    with pytest.raises(ValueError, match="accumulators must hold one pytree for each"):
-        jaxttp.dynamics.relinearized_recursion(
-            bent, PARAMS, X, Y, loss="cross_entropy", steps=5, rebuilds=1,
-            optimizer=dataclasses.replace(SETTING, schedule="constant").optimizer(),
-            kernel_fn=lambda w: KERNEL, accumulators=(PARAMS, PARAMS),
-        )  # fmt: skip

@@ -85,19 +85,6 @@ def test_the_second_forecast_compiles_nothing(name):
     assert len(seen) == 0
 
 
-def test_a_head_that_starts_at_zero_compiles_nothing_the_second_time():
-    """There the check that outputs depend on their own sample compares gradients."""
-
-    def headed(w, x):
-        return jnp.tanh(x @ w["a"]) @ w["b"]
-
-    zeros = {"a": W, "b": jnp.zeros((2, 2))}
-    for rate in (0.5, 0.7):
-        with compilations() as seen:
-            predict_training_time(headed, zeros, X, Y, relinearize=0, learning_rate=rate, steps=7)
-    assert len(seen) == 0
-
-
 def test_the_second_sweep_compiles_nothing():
     def some(rates):
         return grid(learning_rate=rates, momentum=(0.0, 0.9), steps=7)

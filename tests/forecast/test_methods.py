@@ -106,27 +106,6 @@ class Multiplied(KernelEstimator):
         return self.factor * Exact().between(problem, weights, x1, x2)
 
 
-class Halved(Rule):
-    """A rule of one's own: the first step whose loss is below this share of the start's."""
-
-    def time(self, curve, threshold):
-        below = jnp.asarray(curve) < threshold * curve[0]
-        return jnp.where(jnp.any(below), jnp.argmax(below), -1)
-
-
-@pytest.mark.slow
-def test_a_rule_of_ones_own():
-    """Also where bands, error estimates and trust are read."""
-    training, rule = Descent.of(**BATCHES), Halved((0.9, 0.8))
-    around = Noisy(paths=3, centre=Relinearized(1))
-    found = forecast_training(problem(), training, dynamics=around, rule=rule)
-    alone = forecast_training(problem(), training.full, dynamics=Relinearized(1), rule=rule)
-    curve = np.asarray(alone.loss)
-    assert list(alone.steps.values()) == [int(np.argmax(curve < e * curve[0])) for e in (0.9, 0.8)]
-    low, high = found.steps_band[0.8]
-    assert low <= found.steps[0.8] <= high
-
-
 def test_values_of_ones_own():
     training = Descent.of(learning_rate=0.5, steps=8)
     still = forecast_training(problem(), training, dynamics=Frozen(), rule=Rule((0.5,)))
@@ -171,6 +150,7 @@ def test_the_linearizer_builds_what_is_asked_for_once():
         (lambda: Rule.of((0.1,), Rule()), "rule is a Rule, which says thresholds"),
         (lambda: Rule(smooth=31).check(9), "smooth must be an integer between 1 and 10; got 31"),
         (lambda: Descent.of(), "exactly one of learning_rate and optimizer; got neither"),
+        (lambda: Descent.of(learning_rate=1.0, optimizer=optax.sgd(1.0)), "optimizer; got both"),
         (lambda: Descent.of(learning_rate=0.1, steps=0), "steps must be an integer of at least 1"),
         (lambda: Descent.of(learning_rate=0.1, batch_size=3), "batch_size=3 needs key"),
         (lambda: Relinearized(0), "rebuilds must be an integer of at least 1; got 0"),
@@ -210,18 +190,24 @@ def test_what_cannot_be_followed_is_refused_before_a_kernel(monkeypatch, way, tr
         forecast_training(problem(), Descent.of(**training), dynamics=way)
 
 
-@pytest.mark.slow
-def test_test_samples_are_followed_along_a_rebuilt_kernel():
-    """Training samples as test samples have its loss; noise moves around the same centre."""
-    given = problem(x_test=X, y_test=Y)
-    training = Descent.of(**BATCHES)
-    found = forecast_training(given, training, dynamics=Relinearized(1))
+@pytest.mark.parametrize(
+    ("way", "kernels"), [(Recursion(), 2), (WeightSpace(), 1), (Relinearized(1), 4)]
+)
+def test_curves_of_the_training_samples_as_test_samples_are_their_own(way, kernels):
+    """Every kernel along the path comes with its cross kernel."""
+    found = forecast_training(problem(x_test=X, y_test=Y), Descent.of(**BATCHES), dynamics=way)
     np.testing.assert_allclose(found.test_loss, found.loss, rtol=1e-12)
     np.testing.assert_array_equal(found.test_error, found.error)
-    assert found.cost.kernels == 4  # two points, each with its cross kernel
-    full = forecast_training(given, training.full, dynamics=Relinearized(1))
-    noisy = forecast_training(given, training, dynamics=Noisy(paths=2, centre=Relinearized(1)))
-    np.testing.assert_allclose(noisy.test_loss, full.test_loss, rtol=1e-12)
+    assert found.cost.kernels == kernels
+
+
+def test_noise_beyond_the_limit_is_no_exception():
+    training = Descent.of(**BATCHES | {"learning_rate": 1e6})
+    found = forecast_training(problem(), training, dynamics=Noisy(paths=4))
+    assert not found.stable
+    assert set(found.steps.values()) == {-1}
+    assert found.steps_band is None
+    assert bool(jnp.all(jnp.isfinite(found.loss)))
 
 
 def test_a_value_leaves_no_room_for_keywords():
@@ -239,45 +225,3 @@ def test_a_value_leaves_no_room_for_keywords():
             jnp.eye(2), jnp.zeros((2, 1)), jnp.ones((2, 1)), [Hyperparameters(0.1)],
             thresholds=(0.1,), rule=Rule(),
         )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def job():
-    keys = split(3, 4)
-    x, x_test = normal(keys[0], (12, 4)), normal(keys[1], (6, 4))
-    truth = normal(keys[2], (4, 3))
-    params = {"a": normal(keys[3], (4, 8), 1 / 2), "b": jnp.ones((8, 3)) / 8}
-
-    def apply_fn(w, x):
-        return jnp.tanh(x @ w["a"]) @ w["b"]
-
-    label = lambda x: jnp.argmax(x @ truth, axis=1)  # noqa: E731
-    return apply_fn, params, x, label(x), x_test, label(x_test)
-
-
-def forecast_of(job, **options):
-    options = {"steps": 30, "relinearize": 0} | options
-    if "optimizer" not in options:
-        options = {"learning_rate": 0.3} | options
-    return predict_training_time(*job[:4], **options)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dynamics", ["recursion", "weight_space"])
-def test_test_curves_of_the_training_samples_are_the_training_curves(job, dynamics):
-    got = forecast_of(job, dynamics=dynamics, x_test=job[2], y_test=job[3])
-    np.testing.assert_allclose(got.test_loss, got.loss, atol=1e-7)
-    np.testing.assert_allclose(got.test_error, got.error, atol=1e-12)
-    other = forecast_of(job, dynamics=dynamics, x_test=job[4], y_test=job[5])
-    assert float(other.test_loss[-1]) < float(other.test_loss[0])
-    assert "test   loss" in str(other)
-
-
-@pytest.mark.slow
-def test_an_sde_beyond_the_limit_is_no_exception(job, key):
-    got = forecast_of(job, learning_rate=1e6, dynamics="sde", batch_size=3, key=key, paths=4)
-    assert not got.stable
-    assert set(got.steps.values()) == {-1}
-    assert got.steps_band is None
-    assert bool(jnp.all(jnp.isfinite(got.loss)))
-    assert "diverges" in str(got)

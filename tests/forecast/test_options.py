@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from jaxttp import Candidate, Online, compare, predict_training_time, sweep, train
-from jaxttp.forecast import Hyperparameters, cost, grid, sweep_kernel
+from jaxttp.forecast import Hyperparameters, cost, grid
 from tests.draws import normal
 
 X = normal(0, (12, 4))
@@ -92,20 +92,13 @@ PREDICT = {
         {"max_bytes": 2**30, "sketch_dim": 8, "key": KEY},
         "max_bytes=1073741824 does nothing here: .* give kernel_batch_size",
     ),
-    "bad noise": (SDE | {"noise": "pink"}, "noise='pink' is not known; choose one of 'full'"),
-    "no paths": (SDE | {"paths": 0}, "paths must be an integer of at least 1; got 0"),
     "level 1": (SDE | {"level": 1.0}, "level must be greater than 0 and less than 1; got 1.0"),
-    "tolerance 0": ({"relinearize": "auto", "tolerance": 0.0}, "tolerance must be greater than 0"),
-    "tile of 0": ({"kernel_batch_size": 0}, "kernel_batch_size must be an integer of at least 1"),
-    "no memory": ({"max_bytes": 0}, "max_bytes must be greater than 0"),
-    "closed form": ({"dynamics": "closed_form"}, "loss='cross_entropy' has no closed form"),
     "unknown loss": ({"loss": "hinge"}, "loss='hinge' is not known"),
     "Adam re-linearised": (
         {"optimizer": optax.adam(0.1), "relinearize": 2},
         "relinearize=2 does nothing here: optimizer is not linear in the gradients",
     ),
     "momentum twice": ({"optimizer": optax.sgd(0.1), "momentum": 0.9}, "momentum=0.9 goes with"),
-    "x_test alone": ({"x_test": X}, "x_test and y_test belong together"),
 }
 TWO = grid(learning_rate=0.1, batch_size=(None, 13), steps=20)
 CASES = [
@@ -188,15 +181,6 @@ def test_labels_are_looked_at_before_the_kernel(monkeypatch):
         sweep(Counted(), W, X, bad, grid(learning_rate=0.1))
     with pytest.raises(ValueError, match=r"y holds .* 7"):
         Online(Counted(), W, X, bad, Hyperparameters(0.1))
-
-
-def test_a_kernel_that_exists_is_checked_likewise():
-    kernel, f0, y = jnp.eye(2).reshape(2, 1, 2, 1), jnp.zeros((2, 1)), jnp.ones((2, 1))
-    one = grid(learning_rate=0.1, loss="squared_error", steps=5)
-    with pytest.raises(ValueError, match="window=2 is for rule='plateau'"):
-        sweep_kernel(kernel, f0, y, one, window=2)
-    with pytest.raises(ValueError, match="protocol='replacement' is about mini-batches"):
-        sweep_kernel(kernel, f0, y, one, protocol="replacement")
 
 
 def test_an_error_that_does_not_fall_is_never_there():

@@ -1,5 +1,4 @@
 import dataclasses
-import inspect
 
 import equinox as eqx
 import jax
@@ -55,16 +54,16 @@ def test_linear_network_is_forecast_exactly():
             assert steps == int(training_time(run.loss, threshold))
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_recursion_is_training_of_the_linearised_network(momentum):
-    forecast = predict(learning_rate=0.05, momentum=momentum)
-    optimizer = optax.sgd(0.05, momentum or None)
-    want = oracles.train_linearised(network, PARAMS, X, TARGETS, "cross_entropy", optimizer, 20)
-    np.testing.assert_allclose(forecast.outputs, without_drift(want), atol=1e-9)
-
-
-def test_weight_decay_needs_nothing_from_the_user():
-    optimizer = optax.chain(optax.add_decayed_weights(0.05), optax.sgd(0.1, 0.9))
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        optax.sgd(0.05),
+        optax.sgd(0.05, 0.9),
+        optax.chain(optax.add_decayed_weights(0.05), optax.sgd(0.1, 0.9)),
+    ],
+    ids=["plain", "momentum", "decay"],
+)
+def test_recursion_is_training_of_the_linearised_network(optimizer):
     forecast = predict(learning_rate=None, optimizer=optimizer)
     want = oracles.train_linearised(network, PARAMS, X, TARGETS, "cross_entropy", optimizer, 20)
     np.testing.assert_allclose(forecast.outputs, without_drift(want), atol=1e-9)
@@ -89,18 +88,6 @@ def test_frozen_parameters_do_not_move_the_forecast():
     np.testing.assert_allclose(head.outputs, alone.outputs, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["params", "x", "y"])
-def test_what_is_traced_is_named(name):
-    given = {"params": PARAMS, "x": X, "y": Y}
-
-    def loss(value):
-        found = given | {name: value}
-        return predict(params=found["params"], x=found["x"], y=found["y"], steps=3).loss
-
-    with pytest.raises(ValueError, match=f"^{name} is traced"):
-        jax.jit(loss)(given[name])
-
-
 @pytest.mark.parametrize(
     ("params", "words"),
     [(None, "it is empty"), ({"w": np.ones((4, 3), np.int32)}, "it holds int32 alone: convert")],
@@ -108,12 +95,6 @@ def test_what_is_traced_is_named(name):
 def test_parameters_that_do_not_train(params, words):
     with pytest.raises(ValueError, match=f"^params has no floating-point leaf.*{words}"):
         predict(linear, params)
-
-
-def test_a_number_of_samples_is_called_as_the_keyword_is():
-    choose = inspect.unwrap(Keywords.choose)  # without the type checks of the tests
-    with pytest.raises(ValueError, match=r"^total_samples must be an integer of at least 2; got 1"):
-        choose(Keywords(relinearize=0), Descent.of(learning_rate=0.1, steps=3), PARAMS, 1e3)
 
 
 def test_no_training_happens(monkeypatch):
@@ -131,17 +112,6 @@ def test_no_training_happens(monkeypatch):
     assert seen
     assert not shapes & set(seen)
     jax.tree.map(np.testing.assert_array_equal, before, PARAMS)
-
-
-def test_beyond_stability_is_a_forecast_not_an_exception():
-    limit = predict(loss="squared_error").max_learning_rate
-    assert np.isfinite(limit)
-    forecast = predict(loss="squared_error", learning_rate=50 * limit, steps=400)
-    assert forecast.stable is False
-    assert set(forecast.steps.values()) == {-1}
-    assert bool(jnp.all(jnp.isfinite(forecast.loss)))
-    assert "diverges above η = " in str(forecast)
-    assert predict(loss="squared_error", learning_rate=0.9 * limit).stable is True
 
 
 def test_small_batches_can_diverge_below_the_full_batch_limit():
@@ -172,13 +142,6 @@ def test_the_result_is_frozen_and_reads_well():
         forecast.horizon = 3
 
 
-def test_regression_reports_unexplained_variance():
-    y = np.asarray(X[:, 0])
-    forecast = predict(linear, jnp.zeros((4, 1)), y=y, loss="squared_error", steps=200)
-    assert float(forecast.error[-1]) < 0.05  # y is linear in x: nearly everything is explained
-    assert float(forecast.error[0]) >= 1.0
-
-
 class BatchNormalised(eqx.Module):
     weight: jax.Array
 
@@ -189,24 +152,10 @@ class BatchNormalised(eqx.Module):
 
 NAN = float("nan")
 BAD = {
-    "neither rate nor optimizer": ({"learning_rate": None}, "learning_rate and optimizer"),
-    "both": ({"optimizer": optax.sgd(0.1)}, "learning_rate and optimizer"),
-    "negative rate": ({"learning_rate": -0.1}, "learning_rate"),
-    "momentum 1": ({"momentum": 1.0}, "momentum"),
-    "batch zero": ({"batch_size": 0, "key": jax.random.key(0)}, "batch_size"),
-    "threshold 1": ({"thresholds": (0.5, 1.0)}, "thresholds"),
     "no threshold": ({"thresholds": ()}, "thresholds"),
     "unknown dynamics": ({"dynamics": "magic"}, "dynamics"),
-    "ode with optimizer": (
-        {"dynamics": "ode", "learning_rate": None, "optimizer": optax.sgd(0.1)},
-        "optimizer",
-    ),
     "ode relinearised": ({"dynamics": "ode", "relinearize": 2}, "relinearize"),
     "label too large": ({"y": np.full(12, 3)}, "y"),
-    "labels of a wrong dtype": ({"y": np.full(12, 1j)}, "y"),
-    "float labels": ({"y": np.full(12, 1.5)}, "y"),
-    "targets that are no probabilities": ({"y": np.full((12, 3), 2.0)}, "y"),
-    "nan targets": ({"y": np.full((12, 3), NAN), "loss": "squared_error"}, "y"),
     "nan data": ({"x": X.at[0, 0].set(NAN)}, "x"),
     "nan parameters": ({"params": {**PARAMS, "b": PARAMS["b"].at[0, 0].set(NAN)}}, "params"),
     "wrong rank": ({"apply_fn": lambda p, x: network(p, x)[:, 0]}, "apply_fn"),

@@ -1,13 +1,11 @@
 """The verdict on stability: every step's rate against its limit, and the predicted loss."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
 from jaxttp import predict_training_time
-from jaxttp.forecast import Hyperparameters, Online, grid, sweep_kernel
 from jaxttp.forecast.stability import Rates, constant_rate, rises, stability_message
 
 RNG = np.random.default_rng(0)
@@ -96,31 +94,6 @@ def test_weight_space_forms_no_kernel_of_many_outputs_for_its_limit(monkeypatch)
     assert (formed.cost.kernels, found.cost.kernels) == (1, 0)
     assert found.cost.gradient_evaluations > formed.cost.gradient_evaluations
     np.testing.assert_array_equal(found.loss, formed.loss)
-    adam = predict_training_time(network, params, x, y, steps=3, optimizer=optax.adam(0.1))
-    plain = formed.max_learning_rate / 1.5  # 2 (1 + m) / lambda
-    assert adam.max_learning_rate == pytest.approx(plain, rel=1e-6)
-
-
-def one_sample_dominates():
-    """Batches of one meet a curvature of 100 where the mean's is 25: limits of 0.02 and 0.08."""
-    return jnp.diag(jnp.array([100.0, 0.01, 0.01, 0.01])).reshape(4, 1, 4, 1), jnp.zeros((4, 1))
-
-
-def test_batches_of_a_schedule_have_the_mean_square_limit():
-    kernel, f0 = one_sample_dominates()
-    y = jnp.array([[0.0], [1.0], [1.0], [1.0]])  # nothing moves the mode that is not stable
-    settings = grid(
-        learning_rate=(0.019, 0.021), batch_size=(None, 1), schedule=("constant", "cosine"),
-        loss="squared_error", steps=20,
-    )  # fmt: skip
-    found = sweep_kernel(kernel, f0, y, settings, key=jax.random.key(0))
-    for one, stable, largest in zip(found.settings, found.stable, found.rate_limit, strict=True):
-        noisy = one.batch_size == 1 and one.schedule == "cosine"
-        assert largest == pytest.approx(0.02 if noisy else 0.08, rel=1e-3)
-        assert stable == (not noisy or one.learning_rate < 0.02)
-    np.testing.assert_allclose(found.max_learning_rate, 0.08)
-    bad = int(np.flatnonzero(~found.stable)[0])
-    assert "1.1 times the limit 0.02 with batches of 1 until step" in found.message(bad)
 
 
 def test_a_loss_that_doubles_on_the_way_is_said():
@@ -147,22 +120,3 @@ def test_the_verdict_names_the_limit_and_whose_it_is():
     )
     assert say(rising, beyond, stable=False) == "diverges above η = 0.2 (learning rate 0.3)"
     assert "1.5 times the limit 0.2; the real network" in say(fine, beyond, stable=False)
-
-
-def test_a_corrected_forecast_that_doubles_what_was_seen_is_not_stable():
-    kernel = 40.0  # and a schedule that rises beyond 2/40
-    setting = Hyperparameters(
-        0.06, schedule=lambda t: jnp.where((t > 3) & (t < 30), 1.0, 0.05), loss="squared_error",
-        steps=200,
-    )  # fmt: skip
-    watch = Online(lambda w, x: x @ w, jnp.zeros((1, 1)), jnp.full((1, 1), kernel**0.5),
-                   jnp.ones((1, 1)), setting)  # fmt: skip
-    output = 0.0
-    for step in range(4):
-        watch(step, jnp.full((1, 1), output / kernel**0.5), 0.5 * (1 - output) ** 2)
-        output += kernel * 0.003 * (1 - output)
-    found = watch.forecast()
-    assert found.loss.max() > 2 * found.loss[0] > found.loss[-1]
-    assert not found.stable
-    assert set(found.steps.values()) == {-1}
-    assert "diverges" in str(found)

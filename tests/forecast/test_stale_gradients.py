@@ -7,34 +7,25 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import nnx
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxttp import from_nnx, train
+from jaxttp import train
 from jaxttp._core.traced import network_of
 from jaxttp._core.types import take
-from jaxttp.dynamics import weight_space
 from jaxttp.dynamics.optimizers import same_program
 from jaxttp.forecast import stale_gradients as held
 from jaxttp.forecast.stale_gradients import (
     BY,
     FORWARD,
-    HeldForecast,
     HeldState,
     Training,
     affordable,
     follow_held,
     held_forecast,
     line_weights,
-    place_knots,
-    place_points,
-    step_sizes,
 )
 from jaxttp.losses import get_loss
-from jaxttp.models import Architecture, Decoder, lora
-
-SCHEDULE = optax.warmup_cosine_decay_schedule(0.0, 0.2, 10, 100, 0.02)
 
 
 def linear(params, x):
@@ -45,28 +36,6 @@ def linear(params, x):
 def samples():
     rng = np.random.default_rng(0)
     return rng.normal(size=(60, 3)), rng.normal(size=(60, 2))
-
-
-def test_the_size_of_adam_s_steps_is_its_schedule():
-    found = step_sizes(
-        optax.adamw(SCHEDULE, weight_decay=0.1), {"a": jnp.ones((3, 2)), "b": jnp.ones(2)}, 100
-    )
-    rates = np.array([float(SCHEDULE(t)) for t in range(100)]) / 0.2
-    np.testing.assert_allclose(found, np.maximum(rates / rates.max(), 0.02), rtol=1e-6)
-
-
-def test_knots_lie_denser_where_steps_are_larger_and_both_ends_are_there():
-    sizes = np.concatenate([np.full(100, 1.0), np.full(100, 0.25)])
-    knots = place_knots(sizes, 30)
-    assert knots[0] == 0
-    assert knots[-1] == 200
-    assert len(knots) == 31
-    # The root of the size: twice as many in the first half.
-    assert np.sum(knots < 100) == 20
-    assert place_knots(np.ones(200), 200).tolist() == list(range(201))
-    points = place_points(31, 11)
-    assert points[0] == 0
-    assert points[-1] == 30
 
 
 @pytest.mark.parametrize("at", [3, 5, 9])
@@ -168,20 +137,6 @@ def test_a_path_that_leaves_says_where_it_was_good_last(samples, smooth_over):
     np.testing.assert_array_equal(good.params, seen[2])
 
 
-@pytest.mark.parametrize("z", [0.05, 0.5, 1.3])
-def test_what_noise_costs_is_the_alternating_sum_of_the_memories(z):
-    """Exact moments of w <- w - a (c w - noise), z = a c, against the formula of the module."""
-    curvature, spread, knots = 2.0, 0.7, 40
-    step, variance = z / curvature, 0.0
-    for _ in range(knots):
-        variance = (1 - z) ** 2 * variance + step**2 * spread
-    memories = z * (1 - z) ** np.arange(2 * knots) * spread / curvature
-    alternating = 0.5 * np.sum(memories * (-1.0) ** np.arange(2 * knots))
-    np.testing.assert_allclose(0.5 * curvature * variance, alternating, rtol=1e-12)
-    if z >= 0.5:  # has settled within 40 knots
-        np.testing.assert_allclose(alternating, memories[0] / (4 - 2 * z), rtol=1e-9)
-
-
 class Product:
     """y = x A B from a small A and B = 0, what LoRA does to a kernel of zeros."""
 
@@ -209,21 +164,15 @@ def product():
     return task, run
 
 
-def test_where_one_frozen_kernel_is_wrong_held_gradients_are_right(product):
-    """Linearised at B = 0 the first factor never moves, and the loss stays where it cannot."""
+def test_held_gradients_forecast_factors_that_move_each_other(product):
+    """A network linearized at B = 0 never moves the first factor."""
     task, run = product
-    real = np.asarray(run.loss)
     outputs = np.asarray(run.outputs)[:, :40]
-    drop = real[0] - real[-1]
     found = held_forecast(
         task.apply, task.params, task.x, task.y, x_watched=task.x[:40], y_watched=task.y[:40],
         share=0.3, **task.training,
     )  # fmt: skip
     own = 0.5 * np.mean(np.sum((outputs - task.y[:40]) ** 2, axis=2), axis=1)
-    frozen = weight_space(task.apply, task.params, task.x, task.y, **task.training)
-    flat = np.asarray(frozen.train).reshape(len(real), 400, 2)
-    linearised = 0.5 * np.mean(np.sum((flat - task.y) ** 2, axis=2), axis=1)
-    assert np.max(np.abs(linearised - real)) > 0.3 * drop
     assert np.max(np.abs(found.loss - own)) < 0.1 * (own[0] - own[-1])
     assert found.share <= 0.3
     assert found.trust is None or "±" in found.trust
@@ -258,8 +207,6 @@ def test_rates_too_high_to_be_held_are_followed_at_a_share_of_them():
                 "batch_size": 50, "key": jax.random.key(0)}  # fmt: skip
     start = jnp.zeros((2, 1))
     real = np.asarray(train(linear, start, x, y, **training).loss)
-    found = held_forecast(linear, start, x, y, x_watched=x, y_watched=y, share=0.9, **training)
-    assert found.rate_share == 1
     watched = {"x_watched": x[:50], "y_watched": y[:50]}
     found = held_forecast(linear, start, x, y, share=0.3, **watched, **training)
     assert not found.diverged
@@ -322,25 +269,6 @@ def test_the_share_is_kept(steps, share, beside):
     """A gradient a knot, and every second batch is looked at again: a third of one."""
     knots = affordable(share, steps, beside=beside, batch_size=4)
     assert knots + FORWARD * -(-knots // 2) + beside <= share * steps + 1e-9
-
-
-def test_a_language_model_is_foreseen_by_its_tokens():
-    shape = Architecture("gpt2", 11, width=8, depth=1, heads=2, hidden=8, length=5)
-    network = Decoder(shape, head="language_model", rngs=nnx.Rngs(0), param_dtype=jnp.float64)
-    model = lora(from_nnx(network), rank=2, key=jax.random.key(0))
-    ids = np.random.default_rng(0).integers(0, 11, (40, 6)).cumsum(axis=1) % 11
-    x, y = ids[:, :-1], ids[:, 1:]
-    found = held_forecast(
-        *model, x, y, x_watched=x[:7], y_watched=y[:7], optimizer=optax.adam(0.02), steps=120,
-        batch_size=4, key=jax.random.key(0), share=0.5,
-    )  # fmt: skip
-    assert isinstance(found, HeldForecast)
-    logits = np.asarray(model.apply_fn(model.params, x[:7]), float)
-    shifted = logits - np.log(np.sum(np.exp(logits), axis=-1, keepdims=True))
-    first = -np.mean(np.take_along_axis(shifted, y[:7, :, None], axis=2))
-    # In pieces of four and three sequences it is the mean of all seven: rounding alone.
-    np.testing.assert_allclose(found.loss[0], first, rtol=1e-10)
-    assert found.gradients <= 0.5 * found.training_gradients == 0.5 * 480
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,13 @@
 
 A dynamics is a value. It refuses what it cannot follow before a kernel exists (`check`), follows a
 training (`follow`), knows what its rates are held against (`rates`), and says how far its path can
-be trusted (`trust`). A new one is one class in a file of its own; see CONTRIBUTING.
+be trusted (`doubt`). A new one is one class in a file of its own; see CONTRIBUTING.
 """
 
 import abc
 import dataclasses
 import functools
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -257,7 +257,7 @@ class Path:
         products: of a kernel with outputs, about.
         uncertainty: its own estimate of the error of `loss` (T + 1,), or None.
         draws: curves of many draws, or None.
-        witness: what the dynamics' own `trust` reads.
+        witness: what the dynamics' own `doubt` reads.
         held_from: the step whose kernel was held from there on, because the path stays beyond the
             edge of stability; None for never.
     """
@@ -287,6 +287,18 @@ class Path:
             more |= {"test_loss": curves[0], "test_error": curves[1]}
         whole = jnp.mean(outputs, axis=0) if outputs.ndim == 4 else outputs
         return cls(whole, loss, error, **more)
+
+
+class Doubt(NamedTuple):
+    """Why a path is doubted.
+
+    Attributes:
+        words: a sentence.
+        since: the step from which on it states no size; None where it always does.
+    """
+
+    words: str
+    since: int | None
 
 
 class Dynamics(abc.ABC):
@@ -329,12 +341,15 @@ class Dynamics(abc.ABC):
 
     def rates(self, lines: Linearizer, descent: Descent) -> tuple[float, Rates | None]:
         """The largest stable rate, and every step's rate beside its own where that is known."""
-        if self.kernels and not descent.is_plain:
-            return _linear_rates(lines, descent)
         limit = self.limit(lines, descent.momentum)
-        if descent.learning_rate is None:
+        if descent.learning_rate is not None:
+            return limit, constant_rate(descent.learning_rate, limit)
+        if not self.kernels:
             return limit, None
-        return limit, constant_rate(descent.learning_rate, limit)
+        # Of any linear optimizer: the limit at the step that is the farthest beyond.
+        assert not isinstance(descent.optimizer, HeavyBall)  # those by numbers have a rate
+        rates = optimizer_rates(descent.optimizer, descent.steps, 2.0 / limit)
+        return (limit if rates is None or not np.isfinite(rates.limit) else rates.limit), rates
 
     def limit(self, lines: Linearizer, momentum: float) -> float:
         """The largest stable rate of gradient descent with this momentum."""
@@ -346,31 +361,14 @@ class Dynamics(abc.ABC):
         below = self.is_judged_by_loss or rates is None or not len(rates.above)
         return below and not path.diverged and not bool(rises(path.loss))
 
-    def trust(self, path: Path, rule: Rule) -> str | None:
+    def doubt(self, path: Path, rule: Rule) -> Doubt | None:
         """How far its path can be trusted, where there is doubt."""
         del path, rule
         return None
 
-    def doubted_from(self, path: Path) -> int | None:
-        """From which step on the warning of `trust` states no size, where there is one."""
-        del path
-        return 0
-
     def plain_values(self) -> dict[str, Any]:
         """Its options, as a result keeps them."""
         return {}
-
-
-def _linear_rates(lines: Linearizer, descent: Descent) -> tuple[float, Rates | None]:
-    """The limit of any linear optimiser, at the step that is the farthest beyond."""
-    problem, limit, given = lines.problem, lines.limit, descent.optimizer
-    assert not isinstance(given, HeavyBall)  # those by numbers are plain
-    rates = optimizer_rates(
-        given, descent.steps, 2.0 / limit,
-        (lines.first, problem.f0, problem.targets, problem.loss), descent.batch_size,
-        descent.protocol,
-    )  # fmt: skip
-    return (limit if rates is None or not np.isfinite(rates.limit) else rates.limit), rates
 
 
 def check_centre(centre: Dynamics) -> None:

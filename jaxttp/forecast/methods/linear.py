@@ -16,6 +16,7 @@ from jaxttp.dynamics.optimizers import effective_learning_rate
 from jaxttp.dynamics.stability import OPERATOR_STEPS, operator_curvature
 from jaxttp.dynamics.weight_space import check_stepping, weight_space
 from jaxttp.forecast.methods.base import (
+    Doubt,
     Draws,
     Dynamics,
     Linearizer,
@@ -49,9 +50,10 @@ class OneKernel(Dynamics):
         """What the network says along the path of the recursion, whose weights are known."""
         return ask_network(lines, descent) if lines.asks else NOBODY
 
-    def trust(self, path: Path, rule: Rule) -> str | None:
-        """See `Dynamics`."""
-        return trust_in_speeds(path.witness, path.loss)
+    def doubt(self, path: Path, rule: Rule) -> Doubt | None:
+        """See `Dynamics`: of all times alike."""
+        words = trust_in_speeds(path.witness, path.loss)
+        return None if words is None else Doubt(words, 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -255,17 +257,11 @@ class Noisy(OneKernel):
         followed = path.witness  # with what its own centre looks at
         return self.centre.is_stable(followed, rates, descent) and not bool(rises(path.loss))
 
-    def trust(self, path: Path, rule: Rule) -> str | None:
+    def doubt(self, path: Path, rule: Rule) -> Doubt | None:
         """See `Dynamics`: that of the centre, or of one kernel."""
         if self.centre is None:
-            return super().trust(path, rule)
-        return self.centre.trust(path.witness, rule)
-
-    def doubted_from(self, path: Path) -> int | None:
-        """See `Dynamics`: that of the centre, or of one kernel."""
-        if self.centre is None:
-            return super().doubted_from(path)
-        return self.centre.doubted_from(path.witness)
+            return super().doubt(path, rule)
+        return self.centre.doubt(path.witness, rule)
 
     def plain_values(self) -> dict[str, Any]:
         """See `Dynamics`."""
@@ -312,10 +308,7 @@ class WeightSpace(Dynamics):
         lines.passes += 2 * (OPERATOR_STEPS + 1)
         return largest_rate(np.asarray(curvature), momentum)
 
-    def trust(self, path: Path, rule: Rule) -> str | None:
-        """See `Dynamics`."""
-        return path.witness.trust
-
-    def doubted_from(self, path: Path) -> int | None:
-        """See `Dynamics`."""
-        return path.witness.doubted_from
+    def doubt(self, path: Path, rule: Rule) -> Doubt | None:
+        """See `Dynamics`: that of its end."""
+        found = path.witness
+        return None if found.trust is None else Doubt(found.trust, found.doubted_from)

@@ -6,7 +6,7 @@ from typing import Any
 from jaxttp._core.checks import check_integer, check_number
 from jaxttp._core.types import Params
 from jaxttp.dynamics.relinearize import relinearized_recursion
-from jaxttp.forecast.methods.base import Dynamics, Linearizer, Path
+from jaxttp.forecast.methods.base import Doubt, Dynamics, Linearizer, Path
 from jaxttp.forecast.training_setup import Descent
 from jaxttp.forecast.uncertainty import trust_in_path
 from jaxttp.losses import Loss
@@ -81,14 +81,10 @@ class Relinearized(Dynamics):
             held_from=found.held_from if found.held_from >= 0 else None,
         )  # fmt: skip
 
-    def trust(self, path: Path, rule: Rule) -> str | None:
-        """See `Dynamics`."""
-        return trust_in_path(path.witness, rule)
-
-    def doubted_from(self, path: Path) -> int | None:
-        """See `Dynamics`: where a kernel is held."""
-        held_from = path.witness.held_from
-        return held_from if held_from >= 0 else None
+    def doubt(self, path: Path, rule: Rule) -> Doubt | None:
+        """See `Dynamics`: what states no size begins where a kernel is held."""
+        words = trust_in_path(path.witness, rule)
+        return None if words is None else Doubt(words, path.held_from)
 
     def plain_values(self) -> dict[str, Any]:
         """See `Dynamics`."""

@@ -33,7 +33,7 @@ from jaxtyping import Float
 
 from jaxttp._core.checks import check_integer
 from jaxttp._core.types import Params
-from jaxttp.forecast.methods.base import Dynamics, Linearizer, Path, check_centre
+from jaxttp.forecast.methods.base import Doubt, Dynamics, Linearizer, Path, check_centre
 from jaxttp.forecast.methods.relinearized import Relinearized
 from jaxttp.forecast.problem import Problem
 from jaxttp.forecast.stability import Rates
@@ -325,25 +325,21 @@ class Scaled(Dynamics):
         """See `Dynamics`: that of the samples at hand, and representable halves."""
         return not path.diverged and self.centre.is_stable(path.witness.subset, rates, descent)
 
-    def trust(self, path: Path, rule: Rule) -> str | None:
+    def doubt(self, path: Path, rule: Rule) -> Doubt | None:
         """See `Dynamics`: that of the samples at hand, and how far the whole is from them."""
         subset, scale, few = path.witness
-        said = self.centre.trust(subset, rule)
-        said = said and f"of the {few:,} samples at hand alone: {said}"
-        if scale.slower < LAW.far:
-            return said
-        words = (
-            f"to the lowest losses {self.samples:,} samples take {scale.slower:.2g} times the "
-            f"steps of the {few:,} at hand, by how much sooner their halves do; more samples at "
-            "hand would be surer"
-        )
-        return words if said is None else f"{said}; {words}"
-
-    def doubted_from(self, path: Path) -> int | None:
-        """See `Dynamics`: that of the samples at hand, at the step that all are then at."""
-        subset, scale, _ = path.witness
-        step = self.centre.doubted_from(subset) if self.centre.trust(subset, Rule()) else None
-        return None if step is None else int(np.searchsorted(scale.at, step))
+        said, words, since = self.centre.doubt(subset, rule), [], None
+        if said is not None:
+            words.append(f"of the {few:,} samples at hand alone: {said.words}")
+            if said.since is not None:  # at the step that all are then at
+                since = int(np.searchsorted(scale.at, said.since))
+        if scale.slower >= LAW.far:
+            words.append(
+                f"to the lowest losses {self.samples:,} samples take {scale.slower:.2g} times the "
+                f"steps of the {few:,} at hand, by how much sooner their halves do; more samples "
+                "at hand would be surer"
+            )
+        return Doubt("; ".join(words), since) if words else None
 
     def plain_values(self) -> dict[str, Any]:
         """See `Dynamics`."""

@@ -101,6 +101,9 @@ def load_params(path: str | os.PathLike[str]) -> Checkpoint:
     with opened(path) as file:
         metadata = dict(file.metadata() or {})
         flat = {name: _to_jax(name, file.get_tensor(name)) for name in file.keys()}
+    parents = {name[:i] for name in flat for i, letter in enumerate(name) if letter == "."}
+    if both := parents & flat.keys():
+        raise ValueError(f"path={str(path)!r}: {min(both)!r} is an array, and has arrays below it.")
     return Checkpoint(traverse_util.unflatten_dict(flat, sep="."), metadata)
 
 
