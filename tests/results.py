@@ -121,18 +121,13 @@ def Explanation():
 
 
 @maker
-def Online():
+def OnlineForecast():
     apply_fn, params, x, y = problem()
     setting = forecast.Hyperparameters(0.3, steps=STEPS)
     watch = jaxttp.Online(apply_fn, params, x, y, setting)
     jaxttp.train(apply_fn, params, x, y, loss="cross_entropy", optimizer=setting.optimizer(),
                  steps=6, callback=watch)  # fmt: skip
-    return watch
-
-
-@maker
-def OnlineForecast():
-    return Online().forecast()
+    return watch.forecast()
 
 
 @maker

@@ -37,8 +37,6 @@ ALLOWED = {
     ("grid", "learning_rate"): "one value in place of several",
     ("grid", "steps"): "a tracer is no iterable of values",
     ("models.last_blocks", "params"): "paths alone are looked at",
-    ("training_time", "threshold"): "the message says thresholds, as forecasts do",
-    ("losses.smooth_curve", "width"): "the message says smooth, as forecasts do",
 }  # fmt: skip
 """(function, argument) that are not tried, and why."""
 

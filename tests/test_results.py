@@ -45,7 +45,7 @@ INPUTS = {
 """Public classes that go in, or hold data; the rest comes out."""
 SLOW = {  # those that train or fill a pipeline
     "Forecast", "TaskSweep", "TaskSteps", "TaskReport", "TaskSpectrum",
-    "Conditioning", "Prediction", "Cost", "Online", "OnlineForecast",
+    "Conditioning", "Prediction", "Cost", "OnlineForecast",
     "Diffusion", "FineTuning",
 }  # fmt: skip
 NAMES = [

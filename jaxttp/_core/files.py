@@ -10,9 +10,6 @@ from typing import Any
 
 from jaxttp._core.process import unfinished
 
-FORMULAS = ("=", "+", "-", "@", "\t", "\r")
-"""With what a spreadsheet begins to compute."""
-
 
 @contextlib.contextmanager
 def replaced(path: str | os.PathLike[str]) -> Iterator[Path]:
@@ -46,16 +43,6 @@ def replaced(path: str | os.PathLike[str]) -> Iterator[Path]:
     finally:
         part.unlink(missing_ok=True)
         unfinished.discard(part)
-
-
-def inert(cell: Any) -> Any:
-    """A cell of a CSV that no spreadsheet takes for a formula: text that would be one gets a quote.
-
-    Example:
-        >>> inert("=HYPERLINK(A1)"), inert("cosine"), inert(-0.5)
-        ("'=HYPERLINK(A1)", 'cosine', -0.5)
-    """
-    return f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULAS) else cell
 
 
 def parse_json(text: str) -> Any:

@@ -56,6 +56,8 @@ def from_nnx(module: Any) -> Model:
     from flax import linen, nnx, traverse_util
 
     _check_kind("flax.nnx", module)
+    if not isinstance(module, nnx.Module):
+        raise TypeError(f"module must be an nnx.Module; got {type(module).__name__}.")
     network = nnx.view(
         nnx.clone(module), deterministic=True, use_running_average=True, raise_if_not_found=False
     )

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from jaxttp.cli._options import SEVERAL, TASK, Given, Option, names, takes
 from jaxttp.cli._shell import figure, say
-from jaxttp.cli._tables import deliver_race, print_task
+from jaxttp.cli._tables import print_task
 
 
 @takes(
@@ -25,32 +25,21 @@ from jaxttp.cli._tables import deliver_race, print_task
         type=str,
         parse=names,
     ),
-    race=Option(
-        "Training", "Train all in heats, at many rates, in place of forecasts.", False,
-        flags=("--race",),
-    ),
 )  # fmt: skip
 def compare(given: Given) -> None:
     """Forecast several networks or choices of what to train, ranked, with the kernel's reasons."""
-    from jaxttp.pipeline import compare_task, pair_networks, race_starts_task
+    from jaxttp.pipeline import compare_task, pair_networks
 
-    shell, rate = given.shell, given["learning_rate"]
+    shell = given.shell
     with shell.work() as report:
-        starts: dict[str, Any] = {
-            "settings": given.settings(leave=("model", "weights", "learning_rate")),
-            "names": given["train"],
-            "networks": pair_networks(given["model"] or (), given["weights"] or ()),
-            "progress": report,
-        }
-        if given["race"]:
-            rates: dict[str, Any] = {} if rate is None else {"learning_rates": (rate,)}
-            result: Any = race_starts_task(**starts, **rates)
-        else:
-            result = compare_task(**starts, learning_rate=rate, time_steps=given["seconds"])
-    if given["race"]:
-        deliver_race(shell, *result)
-        return
-    task, found = result
+        task, found = compare_task(
+            given.settings(leave=("model", "weights", "learning_rate")),
+            given["train"],
+            networks=pair_networks(given["model"] or (), given["weights"] or ()),
+            learning_rate=given["learning_rate"],
+            time_steps=given["seconds"],
+            progress=report,
+        )
     swept = found.sweep
     plain = {
         "task": task.description,

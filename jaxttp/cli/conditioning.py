@@ -48,7 +48,8 @@ def conditioning(given: Given) -> None:
         result, swept = condition(settings), None
         if sweep is not None:
             report(f"sweep over {sweep}", 0, 1)
-            swept = condition_sweep(settings, sweep, given["values"], seeds=given["seeds"] or 3)
+            seeds = 3 if given["seeds"] is None else given["seeds"]
+            swept = condition_sweep(settings, sweep, given["values"], seeds=seeds)
     plain = result.to_json() | {"sweep": swept and sweep_to_json(swept)}
     files = {"conditioning.png": figure(result.plot)}
     if swept is not None:

@@ -1,15 +1,17 @@
 """Both ends of the spectrum of G^_O = sum_l A_l ⊗ C_l when it is too large to be dense.
 
-Three facts make the smallest non-zero eigenvalue cheap where no layer is narrower than the outputs:
+Three facts make the smallest non-zero eigenvalue cheap:
 
-1. With R (r, d) a root of Sigma of full row rank, C_l = R B_l R^T, the matrix shares its non-zero
-   eigenvalues, and A_1 and C_1 = R R^T are positive definite. So its rank is k r, all its rows.
-2. For k below the widths every A_l is nearly a multiple of I, so sum_l a_l C_l inverted, a_l the
-   mean of A_l's diagonal, is a preconditioner that hardly misses.
+1. The range is known from the factors. The ranges of S_1, ..., S_L grow with l, the row spaces of
+   P_1 R, ..., P_L R shrink, so in bases adapted to both flags the range of G^_O is a set of
+   coordinates: row i (an output direction that S_l is the first to reach) times the row space of
+   P_l R. Its size, sum_l (e_l - e_{l-1}) f_l, is the rank; on it the matrix is positive definite.
+2. For k below the widths every A_l is nearly a multiple of I, so sum_l a_l C_l inverted, a_l their
+   mean on a level of the flag, is a preconditioner that hardly misses.
 3. LOBPCG (SciPy's) needs one product and one preconditioner a step and keeps three blocks.
 
-This runs on values, outside jit, and in NumPy: without a compilation a matrix of 2,000 rows takes a
-tenth of a second.
+The shapes depend on the ranks, so this runs on values, outside jit, and in NumPy: without a
+compilation a matrix of 2,000 rows takes a tenth of a second.
 """
 
 import dataclasses
@@ -32,12 +34,14 @@ class Effort:
         iterations: at most, from each start.
         restarts: what counts as a small residual follows from the eigenvalue that was found.
         tolerance: residual over eigenvalue at which it stops; the eigenvalue errs by its square.
+        memory: bytes for dense C_l; with more of them products go through the layers.
     """
 
     block: int = 4
     iterations: int = 300
     restarts: int = 3
     tolerance: float = 1e-5
+    memory: int = 2**29
 
 
 EFFORT = Effort()
@@ -53,70 +57,64 @@ class Extremes(NamedTuple):
     converged: bool
 
 
-def structured_extremes(operator: LinearGaussNewton) -> Extremes | None:
-    """The largest and the smallest non-zero eigenvalue; None where S_1 has not rank k."""
+class _Reduced(NamedTuple):
+    """The operator in adapted bases: V (k, g) -> mask * sum_l A_l V C_l."""
+
+    hidden: list[np.ndarray]  # W_1 ... W_{L-1}
+    lefts: list[np.ndarray]  # (k, k), rotated
+    enter: np.ndarray | None  # (g, d): from adapted coordinates to inputs; None for the identity
+    mask: np.ndarray  # (k, g)
+    groups: list[tuple[int, int, int]]  # rows from, to, and how many columns they own
+
+
+def structured_extremes(operator: LinearGaussNewton) -> Extremes:
+    """The largest and the smallest non-zero eigenvalue, outside jit."""
     k, d = operator.shape
-    outer = np.asarray(operator.outer[0])
     with limited(max(k, d)):
-        values = np.linalg.svd(outer, compute_uv=False)
-        floor = max(outer.shape) * 2.0**-52 * values[0]
-        if len(values) < k or values[k - 1] <= floor:
-            return None
-        return _solve([np.asarray(left) for left in operator.lefts], _inner_terms(operator))
+        reduced = _adapt(operator)
+        return _solve(reduced, *_terms_and_inverses(reduced))
 
 
-def _inner_terms(operator: LinearGaussNewton) -> list[np.ndarray]:
-    """C_1 ... C_L (r, r)."""
-    sigma, d = operator.covariance, operator.shape[1]
-    product = np.eye(d)
-    if sigma.vectors is not None:
-        values = np.asarray(sigma.values)
-        keep = values > 0
-        product = np.asarray(sigma.vectors)[:, keep] * np.sqrt(values[keep])  # R^T
-    terms = [product.T @ product]
-    for weight in operator.weights[:-1]:
-        product = np.asarray(weight) @ product
-        terms.append(product.T @ product)
-    return terms
-
-
-def _solve(lefts: list[np.ndarray], terms: list[np.ndarray]) -> Extremes:
-    """Both ends of sum_l A_l ⊗ C_l."""
-    k, g = len(lefts[0]), len(terms[0])
-    rank = k * g
-
-    def right(v: np.ndarray, matrix: np.ndarray) -> np.ndarray:
-        """V (b, k, g) @ matrix as ONE product of matrices."""
-        return (v.reshape(-1, g) @ matrix).reshape(-1, k, g)
+def _solve(
+    reduced: _Reduced, terms: list[np.ndarray] | None, inverses: list[np.ndarray]
+) -> Extremes:
+    """Both ends in adapted bases."""
+    mask = reduced.mask
+    rank = int(np.sum(mask))
+    if rank == 0:
+        return Extremes(0.0, 0.0, 0, 0.0, True)
+    k, g = mask.shape
 
     def product(columns: np.ndarray) -> np.ndarray:
-        v = columns.T.reshape(-1, k, g)
-        out = np.zeros_like(v)
-        for left, term in zip(lefts, terms, strict=True):
-            out += left @ right(v, term)
-        return out.reshape(-1, rank).T
-
-    if rank <= 6 * EFFORT.block:
-        values = np.linalg.eigvalsh(product(np.eye(rank)))
-        return Extremes(float(values[-1]), float(values[0]), rank, 0.0, True)
-    mean = sum(np.trace(left) / k * term for left, term in zip(lefts, terms, strict=True))
-    ridge = g * 2.0**-52 * np.max(np.diagonal(mean))
-    inverse = np.linalg.inv(mean + ridge * np.eye(g))
-    inverse = 0.5 * (inverse + inverse.T)
+        v = columns.T.reshape(-1, k, g) * mask
+        out = _chain(reduced, v) if terms is None else _sum(reduced.lefts, terms, v)
+        return (out * mask).reshape(-1, k * g).T
 
     def precondition(columns: np.ndarray) -> np.ndarray:
-        return right(columns.T.reshape(-1, k, g), inverse).reshape(-1, rank).T
+        v = columns.T.reshape(-1, k, g)
+        out = np.zeros_like(v)
+        for (begin, end, width), inverse in zip(reduced.groups, inverses, strict=True):
+            out[:, begin:end, :width] = _right(v[:, begin:end, :width], inverse)
+        return out.reshape(-1, k * g).T
 
-    noise = np.random.default_rng(0).standard_normal((rank, EFFORT.block))
+    if rank <= 6 * EFFORT.block:
+        rows = np.flatnonzero(mask.reshape(-1))
+        values = np.linalg.eigvalsh(product(np.eye(k * g))[np.ix_(rows, rows)])
+        return Extremes(float(values[-1]), float(values[0]), rank, 0.0, True)
+    noise = np.random.default_rng(0).standard_normal((k * g, EFFORT.block)) * mask.reshape(-1, 1)
     largest, top_residual = _extreme(product, noise, 0.0, largest=True)
-    smallest, residual = _extreme(product, precondition(noise), largest, precondition)
-    rounding = 10 * 2.0**-52 * np.sqrt(rank) * largest
-    is_good = (
-        top_residual <= 2 * EFFORT.tolerance * largest
-        and residual <= 2 * EFFORT.tolerance * smallest + 2 * rounding
-        and smallest > 0
-    )
+    # Outside the mask the eigenvalue is set to the largest: rounding that leads there is no gain.
+    outside = largest * (1.0 - mask).reshape(-1, 1)
+    raised = lambda v: product(v) + outside * v  # noqa: E731
+    smallest, residual = _extreme(raised, precondition(noise), largest, precondition)
+    rounding = 10 * 2.0**-52 * np.sqrt(k * g) * largest
+    is_good = top_residual <= 2 * EFFORT.tolerance * largest
     error = top_residual / largest + residual / max(smallest, 1e-300)
+    is_good = (
+        is_good
+        and residual <= 2 * EFFORT.tolerance * smallest + 2 * rounding
+        and error < 1  # beyond that rounding is larger than the eigenvalue
+    )
     return Extremes(largest, smallest, rank, error, is_good)
 
 
@@ -162,3 +160,128 @@ def _extreme(
         if residual <= EFFORT.tolerance * abs(value) + 2 * rounding:
             break
     return value, residual
+
+
+def _rank(values: np.ndarray, shape: tuple[int, ...]) -> int:
+    return int(np.sum(values > max(shape) * 2.0**-52 * values[0])) if values.size else 0
+
+
+def _adapt(operator: LinearGaussNewton) -> _Reduced:
+    """Bases of both sides in which the range is a set of coordinates."""
+    k, d = operator.shape
+    outer = [np.asarray(s) for s in operator.outer]
+    basis = np.zeros((k, 0))
+    levels: list[tuple[int, int]] = []  # (layer, new output directions)
+    for layer, s in enumerate(outer):
+        fresh = _rank(np.linalg.svd(s, compute_uv=False), s.shape) - basis.shape[1]
+        if fresh > 0:
+            rest = s - basis @ (basis.T @ s)
+            basis = np.hstack([basis, np.linalg.svd(rest, full_matrices=False)[0][:, :fresh]])
+            levels.append((layer, fresh))
+    basis, _ = np.linalg.qr(basis)
+
+    enter = _data_root(operator)
+    size = d if enter is None else enter.shape[0]
+    columns, right = [size], None
+    if len(levels) > 1 or levels[0][0] > 0:
+        right, columns = _row_spaces(operator.weights, enter, [level for level, _ in levels], size)
+        enter = right.T if enter is None else right.T @ enter
+
+    groups, start = [], 0
+    for (_, count), width in zip(levels, columns, strict=True):
+        groups.append((start, start + count, width))
+        start += count
+    mask = np.zeros((k, columns[0] if right is None else right.shape[1]))
+    for begin, end, width in groups:
+        mask[begin:end, :width] = 1.0
+    rest = np.linalg.qr(basis, mode="complete")[0][:, basis.shape[1] :]
+    basis = np.hstack([basis, rest])
+    lefts = [basis.T @ np.asarray(a) @ basis for a in operator.lefts]
+    hidden = [np.asarray(weight) for weight in operator.weights[:-1]]
+    return _Reduced(hidden, lefts, enter, mask, groups)
+
+
+def _data_root(operator: LinearGaussNewton) -> np.ndarray | None:
+    """(r, d) with root^T root = Sigma, r its rank; None for the identity."""
+    sigma = operator.covariance
+    if sigma.vectors is None:
+        return None
+    values = np.asarray(sigma.values)
+    keep = values > 0
+    return np.sqrt(values[keep])[:, None] * np.asarray(sigma.vectors)[:, keep].T
+
+
+def _row_spaces(
+    weights: list, enter: np.ndarray | None, layers: list[int], size: int
+) -> tuple[np.ndarray, list[int]]:
+    """An orthonormal basis (size, g) adapted to the row spaces of P_l R, and their ranks."""
+    products = [np.eye(size) if enter is None else enter.T]  # (a, size)
+    for weight in weights[:-1]:
+        products.append(np.asarray(weight) @ products[-1])
+    ranks, basis = [], np.zeros((size, 0))
+    for layer in reversed(layers):
+        if layer == 0:
+            basis = np.linalg.qr(basis, mode="complete")[0] if basis.size else np.eye(size)
+            ranks.append(size)
+            continue
+        product = products[layer]
+        rank = _rank(np.linalg.svd(product, compute_uv=False), product.shape)
+        rest = product - (product @ basis) @ basis.T
+        fresh = max(rank - basis.shape[1], 0)
+        basis = np.hstack([basis, np.linalg.svd(rest, full_matrices=False)[2][:fresh].T])
+        ranks.append(basis.shape[1])
+    return basis, ranks[::-1]
+
+
+def _chain(reduced: _Reduced, v: np.ndarray) -> np.ndarray:
+    """sum_l A_l (v enter) B_l enter^T for v (b, k, g), through the layers."""
+    states = [v if reduced.enter is None else _right(v, reduced.enter)]
+    for weight in reduced.hidden:
+        states.append(_right(states[-1], weight.T))
+    total = reduced.lefts[-1] @ states[-1]
+    for index in range(len(reduced.hidden) - 1, -1, -1):
+        total = reduced.lefts[index] @ states[index] + _right(total, reduced.hidden[index])
+    return total if reduced.enter is None else _right(total, reduced.enter.T)
+
+
+def _sum(lefts: list[np.ndarray], terms: list[np.ndarray], v: np.ndarray) -> np.ndarray:
+    """sum_l A_l v C_l for v (b, k, g)."""
+    total = np.zeros_like(v)
+    for left, term in zip(lefts, terms, strict=True):
+        total += left @ _right(v, term)
+    return total
+
+
+def _right(v: np.ndarray, matrix: np.ndarray) -> np.ndarray:
+    """V @ matrix as ONE product of matrices."""
+    return (v.reshape(-1, v.shape[-1]) @ matrix).reshape(*v.shape[:-1], -1)
+
+
+def _terms_and_inverses(
+    reduced: _Reduced,
+) -> tuple[list[np.ndarray] | None, list[np.ndarray]]:
+    """The matrices C_l (g, g) if they pay, and the inverses that precondition each group."""
+    g = reduced.mask.shape[1]
+    through = 2 * sum(weight.size for weight in reduced.hidden)
+    through += 0 if reduced.enter is None else 2 * reduced.enter.size
+    size = len(reduced.lefts) * g * g
+    keep = size <= 1.5 * through and size * 8 <= EFFORT.memory
+    sums = [np.zeros((g, g)) for _ in reduced.groups]
+    product = None if reduced.enter is None else reduced.enter.T  # (a, g)
+    terms = []
+    for layer, left in enumerate(reduced.lefts):
+        term = np.eye(g) if product is None else product.T @ product
+        for total, (begin, end, _) in zip(sums, reduced.groups, strict=True):
+            total += np.mean(np.diagonal(left)[begin:end]) * term
+        if keep:
+            terms.append(term)
+        if layer < len(reduced.hidden):
+            weight = reduced.hidden[layer]
+            product = weight if product is None else weight @ product
+    inverses = []
+    for total, (_, _, width) in zip(sums, reduced.groups, strict=True):
+        corner = total[:width, :width]
+        ridge = width * 2.0**-52 * np.max(np.diagonal(corner), initial=0.0)
+        inverse = np.linalg.inv(corner + ridge * np.eye(width))
+        inverses.append(0.5 * (inverse + inverse.T))
+    return (terms if keep else None), inverses

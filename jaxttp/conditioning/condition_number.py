@@ -21,7 +21,7 @@ from jaxttp._core.arrays import as_double, check_symmetric, double, precision_of
 from jaxttp._core.checks import check_integer, check_number, is_concrete
 from jaxttp._core.results import RESULT, describe
 from jaxttp._core.xla_cpu.threads import decompose, limited
-from jaxttp.conditioning._structured import Extremes, structured_extremes
+from jaxttp.conditioning._structured import structured_extremes
 from jaxttp.conditioning.bounds import ratio
 from jaxttp.conditioning.linear import LinearGaussNewton
 from jaxttp.ntk.kernels import Factored
@@ -125,13 +125,12 @@ def condition_number(
     A large matrix of full rank (beyond 3000 rows) is factorised, and a Lanczos process on its
     inverse finds the smallest eigenvalues ("iterative"); `spectrum=True` insists on all of them.
 
-    A `LinearGaussNewton` of any size whose layers are as wide as its outputs is solved through its
-    structure: its rank is that of the factors, and a preconditioned iteration (LOBPCG) finds both
-    ends; a narrower one is made dense up to 3000 rows. Any other operator beyond 1024 rows gets a
-    Lanczos process of 256 steps. Where it meets
-    all distinct eigenvalues (a multiple of the identity, a low rank) its answer is exact
-    ("iterative"), else a lower bound that says so; its `rank` is then None, or the one that is
-    given. A single eigenvalue below 10 n eps lambda_max may escape it.
+    A `LinearGaussNewton` of any size is solved through its structure: its rank is that of the
+    factors, and a preconditioned iteration (LOBPCG) finds both ends. Any other operator beyond 1024
+    rows gets a Lanczos process of 256 steps. Where it meets all distinct eigenvalues (a multiple of
+    the identity, a low rank) its answer is exact ("iterative"), else a lower bound that says so;
+    its `rank` is then None, or the one that is given. A single eigenvalue below
+    10 n eps lambda_max may escape it, and no bound exceeds 1 / sqrt(eps).
 
     Args:
         matrix_or_operator: (n, n), a kernel (N, C, N, C), or a symmetric `lineax` operator.
@@ -279,14 +278,10 @@ def _of_operator(operator: Any, rank: Any, rtol: float | None) -> ConditionNumbe
     with double():
         if rank is not None and is_concrete(rank):
             _at_most(n, rank)
-        dense = EFFORT.dense
-        known = all(is_concrete(leaf) for leaf in jax.tree.leaves((operator, rank)))
-        if isinstance(operator, LinearGaussNewton) and known and rtol is None and n > dense:
-            found = structured_extremes(operator)
-            if found is not None:
-                return _of_structure(found, rank)
-            dense = EFFORT.large  # a layer narrower than the outputs
-        if n > dense:
+        if n > EFFORT.dense:
+            known = all(is_concrete(leaf) for leaf in jax.tree.leaves((operator, rank)))
+            if isinstance(operator, LinearGaussNewton) and known and rtol is None:
+                return _of_structure(operator, rank)
             return _of_products(operator, n, rank, rtol)
         matrix = jnp.asarray(operator.as_matrix())
         precision = float(jnp.finfo(matrix.dtype).eps)
@@ -296,7 +291,8 @@ def _of_operator(operator: Any, rank: Any, rtol: float | None) -> ConditionNumbe
         return _of_spectrum(values, rank, rtol, precision)
 
 
-def _of_structure(found: Extremes, rank: Any) -> ConditionNumber:
+def _of_structure(operator: LinearGaussNewton, rank: Any) -> ConditionNumber:
+    found = structured_extremes(operator)
     if rank not in (None, found.rank):
         raise ValueError(
             f"rank={rank} contradicts the factors, whose rank is {found.rank}; leave it None, or "
@@ -395,15 +391,20 @@ def _ends_of(
 ) -> tuple[Array, Array, Array, Array]:
     """The largest eigenvalue, at least the smallest that counts, how many do, whether all are met.
 
-    The start lies in the range, and so do all vectors v = Q y of the Krylov space, of which
-    |A v| = |T y|. So the least singular value of T is at least the smallest absolute eigenvalue
-    that is not zero, while a Ritz value may be nearer to zero, between positive and negative ones.
+    For w = A v of the Krylov space |A w|/|w| is at least the smallest absolute eigenvalue that is
+    not zero, since w lies in the range, while Ritz values may be nearer to zero: rounding leads out
+    of the range, and they lie between positive and negative eigenvalues. With A Q y = Q T y it is
+    the smallest singular value of T U, U the left singular vectors of T. Those with singular values
+    below sqrt(eps) of the largest are left out, since of them rounding is a part.
     """
     values = jnp.where(ritz.known, jnp.abs(ritz.values), 0.0)
     largest = jnp.max(values)
     tolerance = (n * precision if rtol is None else rtol) * largest
-    stretched = decompose(jnp.linalg.svd, ritz.projected, compute_uv=False)
-    sizes = jnp.where(ritz.closed, values, stretched)
-    smallest = jnp.min(jnp.where(sizes > tolerance, sizes, jnp.inf))
+    images, sizes, _ = decompose(jnp.linalg.svd, ritz.projected[:-1, :-1], full_matrices=False)
+    kept = sizes > jnp.sqrt(precision) * largest
+    again = decompose(jnp.linalg.svd, ritz.projected @ (images * kept), compute_uv=False)
+    bound = again[jnp.maximum(jnp.sum(kept) - 1, 0)]
+    met = jnp.min(jnp.where(values > tolerance, values, jnp.inf))
+    smallest = jnp.where(ritz.closed, met, bound)
     counted = jnp.sum(values > tolerance)
     return largest, jnp.where(largest > 0, smallest, 0.0), counted, ritz.closed

@@ -348,7 +348,9 @@ def sweep(
                 continue
             scales = batch_norm_scales(weights, covariance) if batch_norm else None
             line = linear_point(weights, covariance, skip=beta, scales=scales)
-            rows.append((float(line.condition.value), float(line.convex), float(line.maximum)))
+            # A bound on the condition number is no point of its curve.
+            exact = np.nan if line.condition.is_lower_bound else float(line.condition.value)
+            rows.append((exact, float(line.convex), float(line.maximum)))
     table = np.array(rows).reshape(len(values), seeds, 3)
     return ConditionSweep(
         parameter,

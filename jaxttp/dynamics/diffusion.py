@@ -136,7 +136,7 @@ def diffusion(  # noqa: PLR0913
             and noise. ``optimizer=optax.sgd(eta, m)`` follows the velocity itself.
         protocol: whose noise, see `batch_indices`: "replacement" is white noise, "independent" the
             same times sqrt((N - B)/(N - 1)), "epochs" has increments that cancel over an epoch, as
-            those of a shuffle do (`EpochNoise`).
+            those of a shuffle do (see `increments`).
         paths: how many paths, by vmap over keys; one without a leading axis when None.
         noise_kernel: J Sigma_0 J^T as an approximation has it, (N, C, N, C), or (N + M, C, N + M,
             C) with test samples; `diagonal_noise` gives the paper's. When None, "diagonal" keeps
@@ -172,6 +172,8 @@ def diffusion(  # noqa: PLR0913
     if paths is not None:
         check_integer("paths", paths, at_least=1)
     check_key(key, optional=False)
+    check_used("noise_kernel", noise_kernel, noise != "full", "the full noise is exact")
+    check_finite("noise_kernel", noise_kernel)
     kernel, f0, targets, loss, kernel_test, f0_test = check_problem(
         kernel, f0, y, loss, kernel_test, f0_test
     )
@@ -210,7 +212,7 @@ def _maps_of_steps(
         return _heavy_ball(rate, None, steps)
     check_used("momentum", momentum or None, False, "put it into optimizer: optax.sgd(rate, 0.9)")
     if isinstance(optimizer, HeavyBall):  # its numbers may be traced
-        return _heavy_ball(optimizer.rates, optimizer.momentum, steps)
+        return _heavy_ball(optimizer.rates, optimizer.momentum, steps, optimizer.nesterov)
     if linear_filter(optimizer, steps=steps).weight_decay:
         raise ValueError(
             "optimizer decays the weights, which the diffusion does not follow; leave the decay "
@@ -220,14 +222,15 @@ def _maps_of_steps(
     return maps.still, maps.pulled
 
 
-@functools.partial(jit, static_argnums=2)
-def _heavy_ball(rates: Any, m: Any, steps: int) -> tuple[Array, Array]:
+@functools.partial(jit, static_argnums=(2, 3))
+def _heavy_ball(rates: Any, m: Any, steps: int, nesterov: bool = False) -> tuple[Array, Array]:
     """Those maps for rates, one or (T,), and a velocity where there is momentum."""
     ones, etas = jnp.ones(steps), jnp.broadcast_to(rates, (steps,))
     if m is None:
         return ones[:, None, None], -etas[:, None]
-    still = jnp.array([[ones, -etas * m], [0.0 * ones, m * ones]])
-    return jnp.moveaxis(still, -1, 0), jnp.stack([-etas, ones], axis=1)
+    ahead = m if nesterov else 1.0
+    still = jnp.array([[ones, -etas * m * ahead], [0.0 * ones, m * ones]])
+    return jnp.moveaxis(still, -1, 0), jnp.stack([-etas * (1.0 + m * nesterov), ones], axis=1)
 
 
 class _Plan(NamedTuple):

@@ -288,7 +288,8 @@ def _rank(swept: Sweep, i: int) -> tuple[Any, ...]:
     Last is what follows a kernel that was held, since the network denied those that were rebuilt:
     a mean path that knows nothing of what a high rate does to a network from random weights.
     """
-    goals = (*swept.targets, *sorted(swept.thresholds))
+    own = () if swept.shared else swept.targets  # a goal that each sweep chose is not theirs alone
+    goals = (*own, *sorted(swept.thresholds))
     return (
         i in swept.forecasts and swept.forecasts[i].held_from is not None,
         *(swept.expected(goal)[i] for goal in goals),

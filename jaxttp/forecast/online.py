@@ -180,11 +180,6 @@ class Online:
         self._losses: list[float] = []
         self._weights: list[Params] = []
 
-    plot, _repr_html_, __repr__ = RESULT
-
-    def __str__(self) -> str:
-        return f"Online forecast of {self._setting.steps} steps: {len(self._losses)} seen"
-
     def __call__(self, step: int, params: Params, loss: float) -> None:
         """Remember one step: its number, the weights after it, and the loss on all samples."""
         if step != len(self._losses):
@@ -193,8 +188,11 @@ class Online:
             )
         self._losses.append(float(loss))
         params, _ = promote(params, self._lines.problem.trainable)  # as those of the forecast were
-        # The last two, for the velocity. A step may write into the arrays it was given: copies.
-        self._weights = [*self._weights[-1:], jax.tree.map(jnp.array, params)]
+        # Before and after the last move, for the velocity. A step may write into the arrays it was
+        # given: copies.
+        moved = step == 0 or self._setting.rates()[step - 1] > 0
+        kept = self._weights[-1:] if moved else self._weights[:-1]
+        self._weights = [*kept, jax.tree.map(jnp.array, params)]
 
     @full_precision
     def forecast(self) -> OnlineForecast:
@@ -234,12 +232,18 @@ class Online:
         """The path of the steps after the k-th."""
         setting, problem = self._setting, self._lines.problem
         rates = setting.rates()
-        before, now = (split_trainable(one, problem.trainable)[0] for one in self._weights)
+        before, now = (split_trainable(self._weights[i], problem.trainable)[0] for i in (0, -1))
         accumulators = ()
-        if setting.momentum:
-            # A step of no rate, as the first of a warm-up, shows no velocity.
-            share = 1 / rates[k - 1] if rates[k - 1] > 0 else 0.0
-            accumulators = (jax.tree.map(lambda a, b: share * (a - b), before, now),)
+        if (m := setting.momentum) > 0:
+            # Steps of no rate, as the first of a warm-up, show no velocity, and accumulate.
+            moving = np.flatnonzero(rates[:k] > 0)
+            kept = m ** (k - 1 - moving[-1]) if moving.size else m**k
+            share, gained = kept / (rates[moving[-1]] if moving.size else 1.0), (1 - kept) / (1 - m)
+            outputs, pull = jax.vjp(lambda w: problem.network(w, problem.x), now)
+            force = pull(problem.loss.gradient(outputs, problem.targets) / len(outputs))[0]
+            accumulators = (
+                jax.tree.map(lambda a, b, g: share * (a - b) + gained * g, before, now, force),
+            )
         rest = jnp.asarray(rates[k:])
         rate = float(rates[k]) if np.all(rates[k:] == rates[k]) else lambda t: rest[t]
         return relinearized_recursion(

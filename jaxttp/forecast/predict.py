@@ -202,7 +202,7 @@ def predict_training_time(  # noqa: PLR0913
             labels out of range; mismatched lengths; non-finite data or parameters; gradients that
             are not finite before training, with the first such sample and parameter; an `apply_fn`
             that returns no (N, C), or whose outputs depend on the other samples of the batch, or
-            are coarser than float32; options that do not go  or that would do nothing; an
+            are coarser than float32; options that do not go together or would do nothing; an
             optimiser that is not linear where the dynamics need one. Options are looked at before
             `apply_fn` is called.
         TypeError: modules or tensors in place of functions and parameters.

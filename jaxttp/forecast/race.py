@@ -537,7 +537,8 @@ def _result(
         float(spent / (setting.steps * share)), None,
         tuple(dict.fromkeys(note for problem in problems for note in problem.notes)), starts,
     )  # fmt: skip
-    first = runners[race.places()[0]]
-    if not first.finite:
+    in_it = (one for i in race.places() if (one := runners[i]).finite and one.weights is not None)
+    first = next(in_it, None)
+    if first is None:
         return race
     return dataclasses.replace(race, params=first.problem.restore(first.weights))

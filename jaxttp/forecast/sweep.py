@@ -17,7 +17,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from jaxttp._core.checks import check_array, check_known, check_number
+from jaxttp._core.checks import check_array, check_known, check_number, check_several
 from jaxttp._core.types import ApplyFn, Params, count
 from jaxttp.adapters.inputs import check_samples
 from jaxttp.dynamics._kernels import check_problem
@@ -148,7 +148,15 @@ def sweep(  # noqa: PLR0913
     Keywords(relinearize=relinearize).check()
     reading = Rule.of(thresholds, rule, metric, smooth, window)
     targets = targets_of(target_loss, target_error)
-    plan = SweepPlan(settings, count(x), reading, targets, key, protocol, step_seconds)
+    plan = SweepPlan(
+        settings,
+        count(x),
+        reading,
+        check_several("targets", targets, "Target"),
+        key,
+        protocol,
+        step_seconds,
+    )
     estimator = choose_kernel(sketch_dim, key, None, max_bytes, kernel)
     check_processes(x, estimator)
     problem = Problem.of(apply_fn, params, x, y, loss=plan.loss, trainable=trainable)
@@ -214,7 +222,15 @@ def sweep_kernel(
     settings = check_settings(settings)
     for one in settings:
         check_descent("settings", one, "jaxttp.sweep does, which has the network.")
-    plan = SweepPlan(settings, samples, reading, tuple(targets), key, protocol, step_seconds)
+    plan = SweepPlan(
+        settings,
+        samples,
+        reading,
+        check_several("targets", targets, "Target"),
+        key,
+        protocol,
+        step_seconds,
+    )
     theta, f0, targets, exact, _, _ = check_problem(kernel, f0, y, plan.loss)
     return with_shared_goal(_together(theta, f0, targets, exact, plan))
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxttp._core.checks import check_choice
-from jaxttp._core.files import inert, replaced
+from jaxttp._core.files import replaced
 from jaxttp._core.results import RESULT, wrapped
 from jaxttp.forecast.prediction import Prediction
 from jaxttp.forecast.stability import Rates, stability_message
@@ -117,7 +117,7 @@ class Sweep:
         horizons = np.array([one.steps for one in self.settings])
         times = np.full((len(horizons), len(rule.thresholds)), -1)
         for steps in set(horizons):
-            rows = np.flatnonzero(horizons == steps)
+            rows = np.flatnonzero(self.stable & (horizons == steps))
             read = jnp.asarray(curves[rows, : steps + 1])
             for column, threshold in enumerate(rule.thresholds):
                 times[rows, column] = jax.vmap(lambda c, e=threshold: rule.time(c, e))(read)
@@ -337,7 +337,7 @@ class Sweep:
         with replaced(path) as place, place.open("w", newline="") as file:
             writer = csv.DictWriter(file, list(rows[0]))
             writer.writeheader()
-            writer.writerows({key: inert(value) for key, value in row.items()} for row in rows)
+            writer.writerows(rows)
 
     @property
     def advice(self) -> str:

@@ -290,7 +290,9 @@ def flow_error(
     activation: Activation | Sequence[Activation] = "relu",
     readout: ArrayLike | None = None,
     pseudoinverse: str = "truncate",
-    **options: Any,
+    rtol: float = 0.01,
+    atol: float = 1e-5,
+    key: Array | None = None,
 ) -> Float[Array, ""]:
     """max_t ‖ε(t) − e^{−t} ε_0‖/‖ε_0‖ while the squared error is trained, t = α · step.
 
@@ -307,7 +309,9 @@ def flow_error(
         activation: as there.
         readout: as there.
         pseudoinverse: as there.
-        **options: `rtol`, `atol` and `key`, as there; noise draws anew in every step.
+        rtol: as there.
+        atol: as there.
+        key: as there; noise draws anew in every step.
 
     Returns:
         A scalar.
@@ -329,7 +333,7 @@ def flow_error(
     """
     check_number("learning_rate", learning_rate, above=0)
     check_integer("steps", steps, at_least=1)
-    inverse = as_pseudoinverse(pseudoinverse, **options)
+    inverse = as_pseudoinverse(pseudoinverse, rtol=rtol, atol=atol, key=key)
     network, x, names = check_problem(weights, bottlenecks, x, activation, inverse)
     check_finite("targets", targets)
     y = check_array("targets", targets).astype(network.weights.dtype)

@@ -73,6 +73,7 @@ def training_time(
         TTP Section 5 and Appendix A; the paper leaves open whether epsilon is a share of
         L_0 - L_T: it is in "relative", the default, and not in "gap".
     """
+    check_number("threshold", threshold, above=0.0, below=1.0 if rule == "relative" else None)
     return Rule((threshold,), rule, smooth=smooth, window=window).time(curve, threshold)
 
 
@@ -100,7 +101,9 @@ def smooth_curve(curve: Any, width: int) -> Float[Array, " t"]:
         TTP Section 5 reads training times off smoothed losses; the raw L_0 is an erratum.
     """
     curve = _as_curve(curve)
-    Rule(smooth=width).check(curve.shape[0] - 1)
+    check_integer("width", width, at_least=1, at_most=curve.shape[0])
+    if width % 2 == 0:
+        raise ValueError(f"width must be odd, so that it has a middle; got {width}.")
     return _smoothed(jnp.asarray(curve), width)
 
 

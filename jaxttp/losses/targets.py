@@ -259,14 +259,18 @@ def _encode(loss: Loss, y: Any, outputs: Any) -> tuple[Array, Loss]:
     n, c = outputs.shape
     if not isinstance(y, Weighted | jax.Array):
         y = _as_labels(y)
-    marked = None if isinstance(y, Weighted) else _marked(y)
+    marked = _marked(y.y if isinstance(y, Weighted) else y)
     if marked is not None:
         if marked.all():
             raise ValueError(
                 f"y holds nothing but {IGNORED}, the label of what does not count; give at least "
                 "one sample a label of 0 or more."
             )
-        y = weighted(y, mask=~marked)
+        if isinstance(y, Weighted):
+            left = (~marked).reshape(-1, *[1] * (np.ndim(y.weight) - 1))
+            y = Weighted(_fill_masked(y.y, ~marked, True), y.weight * left)
+        else:
+            y = weighted(y, mask=~marked)
     if isinstance(y, Weighted):
         targets, loss = encode_targets(loss, y.y, outputs)
         return _attach(loss, targets, y.weight)

@@ -2,7 +2,6 @@
 
 from jaxttp.pipeline.comparing import compare_task as compare_task
 from jaxttp.pipeline.comparing import pair_networks as pair_networks
-from jaxttp.pipeline.comparing import race_starts_task as race_starts_task
 from jaxttp.pipeline.comparing import starting_points as starting_points
 from jaxttp.pipeline.conditioning import SWEEP_VALUES as SWEEP_VALUES
 from jaxttp.pipeline.conditioning import Conditioning as Conditioning

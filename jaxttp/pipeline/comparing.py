@@ -1,4 +1,4 @@
-"""From the name of a task to a comparison of starting points, or a race of them."""
+"""From the name of a task to a comparison of starting points."""
 
 import dataclasses
 import re
@@ -10,10 +10,10 @@ import jax
 
 from jaxttp._core.checks import check_choice
 from jaxttp._core.types import Progress, leaf_paths
-from jaxttp.forecast import Candidate, Comparison, Race, compare, grid, race_starts
+from jaxttp.forecast import Candidate, Comparison, compare
 from jaxttp.models import lora
 from jaxttp.pipeline.settings import ALL, LoraSettings, Settings, check_unused
-from jaxttp.pipeline.sweeping import ALIKE, RACED_RATES, race_target
+from jaxttp.pipeline.sweeping import ALIKE
 from jaxttp.pipeline.tasks import Task, build_task
 
 STARTS = "every start is trained by heavy-ball descent at a constant rate"
@@ -148,50 +148,6 @@ def compare_task(
     found = compare(
         candidates, task.x, task.y, loss=task.loss, learning_rate=learning_rate,
         key=jax.random.key(settings.seed), time_steps=time_steps, **options,
-    )  # fmt: skip
-    return task, found
-
-
-def race_starts_task(
-    settings: Settings,
-    names: Sequence[str] | None = None,
-    *,
-    networks: Sequence[NamedNetwork] = (),
-    learning_rates: Sequence[float] = RACED_RATES,
-    progress: Progress | None = None,
-) -> tuple[Task, Race]:
-    """The same by real training in heats: every start by every rate, the slow ones left out early.
-
-    Args:
-        settings: data, samples, loss, momentum, batch size, horizon, rank of adapters and seed; one
-            target loss, or none for the lowest loss at the horizon.
-        names: as in `compare_task`.
-        networks: as in `compare_task`.
-        learning_rates: of every start.
-        progress: called with (stage, done, total).
-
-    Returns:
-        ``(task, race)``; of several networks the first one's task.
-
-    Raises:
-        ValueError: goals other than one loss; whatever `build_task` and `race_starts` refuse.
-
-    Example:
-        >>> small = Settings(data="wine", samples_per_class=4, steps=20, target_loss=(0.5,))
-        >>> _, found = race_starts_task(small, ("all", "head"), learning_rates=(0.03, 0.3))
-        >>> sorted(found.order)
-        ['all', 'head']
-    """
-    target_loss = race_target(settings)
-    task, candidates = _candidates(settings, names, networks)
-    choices = grid(
-        learning_rate=list(learning_rates), momentum=settings.momentum, loss=task.loss,
-        batch_size=settings.batch_size, steps=settings.steps,
-    )  # fmt: skip
-    found = race_starts(
-        candidates, task.x, task.y, choices, progress=progress,
-        target_loss=target_loss,
-        key=None if settings.batch_size is None else jax.random.key(settings.seed),
     )  # fmt: skip
     return task, found
 

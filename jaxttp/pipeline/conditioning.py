@@ -188,8 +188,9 @@ def condition(settings: ConditionSettings) -> Conditioning:
     build = {"linear": _linear, "leaky_relu": _leaky_relu, "mlp": _mlp}
     description, found, bounds, rank = build[settings.network](settings)
     kappa = float(found.value)
-    contraction, steps = math.nan, math.nan  # a zero matrix has no condition number
-    if kappa >= 1:
+    # A zero matrix has no condition number, and of a lower bound nothing follows.
+    contraction, steps = math.nan, math.nan
+    if kappa >= 1 and not found.is_lower_bound:
         contraction = float(conditioning.contraction_rate(kappa))
         steps = float(conditioning.steps_to_accuracy(kappa, settings.accuracy))
     sensitivity = None if found.eigenvalues is None else conditioning.rank_sensitivity(found)

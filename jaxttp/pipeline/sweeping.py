@@ -222,22 +222,17 @@ def race_task(
         >>> str(found.settings[found.ranking()[0]])
         'rate 0.3'
     """
-    target_loss = race_target(settings)
-    task = _task(settings)
-    found = race(
-        *task.model, task.x, task.y, choices.grid(settings, task, RACED_RATES),
-        target_loss=target_loss, key=jax.random.key(settings.seed), progress=progress,
-    )  # fmt: skip
-    return task, found
-
-
-def race_target(settings: Settings) -> float | None:
-    """The loss that a race is to, or None for the lowest; other goals are refused."""
     unused = ("relinearize", "sketch_dim", "thresholds", "metric", "target_error", "mesh")
     check_unused(settings, unused, RACED)
     if len(settings.target_loss) > 1:
         raise ValueError(f"target_loss={settings.target_loss} must be one loss, a race's goal.")
-    return next(iter(settings.target_loss), None)
+    task = _task(settings)
+    found = race(
+        *task.model, task.x, task.y, choices.grid(settings, task, RACED_RATES),
+        target_loss=next(iter(settings.target_loss), None), progress=progress,
+        key=jax.random.key(settings.seed),
+    )  # fmt: skip
+    return task, found
 
 
 def _task(settings: Settings) -> Task:

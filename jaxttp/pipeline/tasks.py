@@ -67,8 +67,7 @@ class Task:
         y: integer labels (N,) or targets (N, C).
         loss: its name.
         description: all of it in words.
-        note: of a table, which column holds the labels, what became of missing values and words,
-            how many rows were left out, and how they come in; None of other data.
+        note: of a table, which column holds the labels; None of other data.
     """
 
     model: Model

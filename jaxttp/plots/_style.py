@@ -95,7 +95,7 @@ def positive(values: Any) -> np.ndarray:
 
 
 def band(
-    axes: Axes, x: Any, low: Any, high: Any, label: str | None, color: str = PREDICTED
+    axes: Axes, x: Any, low: Any, high: Any, label: str | None, color: str | None = PREDICTED
 ) -> None:
     """What lies between two curves, lightly."""
     axes.fill_between(x, low, high, color=color, alpha=0.18, lw=0, label=label)

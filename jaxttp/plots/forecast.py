@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from jaxttp.dynamics import Diffusion, RelinearizedTrajectory
-from jaxttp.forecast import HeldForecast, Online, OnlineForecast, Prediction
+from jaxttp.forecast import HeldForecast, OnlineForecast, Prediction
 from jaxttp.gauss_newton import StepForecast
 from jaxttp.pipeline import FineTuning, Forecast, TaskSteps
 from jaxttp.pipeline.settings import hyperparameters
@@ -259,12 +259,6 @@ def plot_online(result: OnlineForecast) -> Figure:
     _name_loss(axes, "")
     _legend(axes, _mark_targets(axes, result))
     return figure
-
-
-@figure_of
-def plot_online_callback(result: Online) -> Figure:
-    """The forecast as it stands after the steps seen so far."""
-    return plot_online(result.forecast())
 
 
 @figure_of
