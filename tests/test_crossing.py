@@ -77,10 +77,10 @@ BAD = {
     "threshold 0": (
         ([1.0, 0.0], 0),
         {},
-        "thresholds must be greater than 0 and less than 1; got 0",
+        "threshold must be greater than 0 and less than 1; got 0",
     ),
-    "threshold 1": (([1.0, 0.0], 1), {}, "thresholds must be .* got 1. 1 % is 0.01"),
-    "threshold NaN": (([1.0, 0.0], np.nan), {}, "thresholds must be finite and greater than 0"),
+    "threshold 1": (([1.0, 0.0], 1), {}, "threshold must be .* got 1."),
+    "threshold NaN": (([1.0, 0.0], np.nan), {}, "threshold must be finite and greater than 0"),
     "window of another rule": (
         ([1.0, 0.0], 0.1),
         {"window": 1},

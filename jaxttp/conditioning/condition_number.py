@@ -402,7 +402,7 @@ def _ends_of(
     tolerance = (n * precision if rtol is None else rtol) * largest
     images, sizes, _ = decompose(jnp.linalg.svd, ritz.projected[:-1, :-1], full_matrices=False)
     kept = sizes > jnp.sqrt(precision) * largest
-    again = decompose(jnp.linalg.svd, ritz.projected @ (images * kept), compute_uv=False)
+    again = decompose(jnp.linalg.svd, ritz.projected @ (images * kept[None]), compute_uv=False)
     bound = again[jnp.maximum(jnp.sum(kept) - 1, 0)]
     met = jnp.min(jnp.where(values > tolerance, values, jnp.inf))
     smallest = jnp.where(ritz.closed, met, bound)

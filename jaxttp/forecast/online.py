@@ -190,7 +190,7 @@ class Online:
         params, _ = promote(params, self._lines.problem.trainable)  # as those of the forecast were
         # Before and after the last move, for the velocity. A step may write into the arrays it was
         # given: copies.
-        moved = step == 0 or self._setting.rates()[step - 1] > 0
+        moved = step == 0 or np.any(self._setting.rates()[step - 1 : step] > 0)
         kept = self._weights[-1:] if moved else self._weights[:-1]
         self._weights = [*kept, jax.tree.map(jnp.array, params)]
 

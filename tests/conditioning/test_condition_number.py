@@ -149,14 +149,25 @@ def test_few_distinct_eigenvalues_of_many_copies(distinct):
     assert float(found.value) >= known * (1 - (1e-2 if found.is_lower_bound else 1e-7))
 
 
+BASIS = np.linalg.qr(np.random.default_rng(0).normal(size=(ROWS, 700)))[0]
+
+
+def test_rounding_out_of_the_range_is_no_eigenvalue():
+    """Rank 700 of many more rows, condition 15: Ritz values of the null space pass to zero."""
+    matrix = lx.MatrixLinearOperator((BASIS * np.linspace(1, 15, 700)) @ BASIS.T, lx.symmetric_tag)
+    found = conditioning.condition_number(matrix)
+    assert found.is_lower_bound
+    assert 10 < float(found.value) <= 15 * (1 + 1e-9)
+
+
 @pytest.mark.parametrize(
     ("values", "least", "expected"),
     [
         (np.geomspace(1.0, 1e-4, ROWS), 1e3, 1e4),
         # Ritz values between -1 and 1 are no eigenvalues.
         (np.append(np.linspace(1, 2, 550), -np.linspace(1, 2, 550)), 1.5, 2.0),
-        # A small one beside zeros, and everything down to the tolerance.
-        (np.append([9.0, 4.0, 1.0], 1e-9 * np.linspace(1e-3, 1.0, ROWS - 3)), 1e10, 9e12),
+        # Below sqrt(eps) of the largest, products do not tell eigenvalues from rounding.
+        (np.append([9.0, 4.0, 1.0], 1e-9 * np.linspace(1e-3, 1.0, ROWS - 3)), 8.0, 9e12),
     ],
 )
 def test_a_lower_bound_is_one(values, least, expected):
@@ -196,18 +207,19 @@ def test_an_operator_that_is_not_finite():
         conditioning.condition_number(diagonal([np.nan, 1.0]))
 
 
-def test_networks_whose_factors_lose_outputs_are_made_dense():
-    """Zeros, and a layer narrower than the outputs, of which A_1 is singular."""
+def test_networks_whose_factors_lose_outputs():
+    """Zeros; layers narrower than the outputs, against the dense matrix (LOBPCG's 1e-9)."""
     zero = conditioning.gauss_newton_linear_operator([np.zeros((60, 1200)), np.zeros((1, 60))])
     found = conditioning.condition_number(zero)
     assert np.isnan(float(found.value))
     assert int(found.rank) == 0
-    narrow = brute.draw(np.random.default_rng(0), (520, 1, 2))
-    operator = conditioning.gauss_newton_linear_operator(narrow)
-    assert _structured.structured_extremes(operator) is None
-    found = conditioning.condition_number(operator)
-    assert int(found.rank) == conditioning.generic_rank((520, 1, 2))
-    assert found.kind == "dense"
+    for widths in ((520, 1, 2), (150, 5, 10)):
+        narrow = brute.draw(np.random.default_rng(0), widths)
+        operator = conditioning.gauss_newton_linear_operator(narrow)
+        found = conditioning.condition_number(operator)
+        dense = conditioning.condition_number(operator.as_matrix())
+        assert int(found.rank) == int(dense.rank) == conditioning.generic_rank(widths)
+        np.testing.assert_allclose(found.value, dense.value, rtol=1e-8)
 
 
 @pytest.mark.parametrize(
