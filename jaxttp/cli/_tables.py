@@ -1,11 +1,11 @@
-"""Tables of times, and the result of a race."""
+"""Tables of times."""
 
 from typing import Any
 
 from rich.console import Console
 from rich.table import Column, Table
 
-from jaxttp.cli._shell import Shell, figure, say
+from jaxttp.cli._shell import say
 from jaxttp.losses.rule import step_words
 
 
@@ -38,19 +38,3 @@ def cells(
 def print_task(console: Console, task: Any) -> None:
     """What was looked at, and what of a table was left out."""
     say(console, task.description, task.note)
-
-
-def deliver_race(shell: Shell, task: Any, race: Any) -> None:
-    """A `jaxttp.forecast.Race`: what came first, what it cost, and what to use."""
-
-    def show(console: Console) -> None:
-        print_task(console, task)
-        say(console, str(race))
-
-    shell.deliver(
-        "race",
-        {"task": task.description, "note": task.note} | race.to_json(),
-        show,
-        {"race.png": figure(lambda: race.plot(title=task.description))},
-        problem=None if race.ranking() else f"{race.advice}.",
-    )

@@ -6,8 +6,8 @@ from typing import Any
 from rich.console import Console
 
 from jaxttp.cli._options import Given, Option, names, numbers, takes, whole_numbers
-from jaxttp.cli._shell import figure, say
-from jaxttp.cli._tables import deliver_race, print_task
+from jaxttp.cli._shell import Shell, figure, say
+from jaxttp.cli._tables import print_task
 
 
 @takes(
@@ -54,7 +54,7 @@ def sweep(given: Given) -> None:
                 given.settings(), choices, time_steps=given["seconds"], progress=report
             )
     if race:
-        deliver_race(shell, *result)
+        _deliver_race(shell, *result)
         return
     shell.deliver(
         "sweep",
@@ -62,6 +62,22 @@ def sweep(given: Given) -> None:
         lambda to: _print(to, result),
         {"sweep.csv": result.sweep.to_csv, "sweep.png": figure(result.plot)},
         problem=None if result.fastest is not None else f"{result.sweep.hint()}.",
+    )
+
+
+def _deliver_race(shell: Shell, task: Any, race: Any) -> None:
+    """A `jaxttp.forecast.Race`: what came first, what it cost, and what to use."""
+
+    def show(console: Console) -> None:
+        print_task(console, task)
+        say(console, str(race))
+
+    shell.deliver(
+        "race",
+        {"task": task.description, "note": task.note} | race.to_json(),
+        show,
+        {"race.png": figure(lambda: race.plot(title=task.description))},
+        problem=None if race.ranking() else f"{race.advice}.",
     )
 
 

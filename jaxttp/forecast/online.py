@@ -236,9 +236,9 @@ class Online:
         accumulators = ()
         if (m := setting.momentum) > 0:
             # Steps of no rate, as the first of a warm-up, show no velocity, and accumulate.
-            moving = np.flatnonzero(rates[:k] > 0)
-            kept = m ** (k - 1 - moving[-1]) if moving.size else m**k
-            share, gained = kept / (rates[moving[-1]] if moving.size else 1.0), (1 - kept) / (1 - m)
+            moved = int(np.max(np.flatnonzero(rates[:k] > 0), initial=-1)) + 1  # 0 for no step yet
+            kept = m ** (k - moved)
+            share, gained = kept / rates[moved - 1] if moved else 0.0, (1 - kept) / (1 - m)
             outputs, pull = jax.vjp(lambda w: problem.network(w, problem.x), now)
             force = pull(problem.loss.gradient(outputs, problem.targets) / len(outputs))[0]
             accumulators = (

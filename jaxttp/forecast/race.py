@@ -537,8 +537,8 @@ def _result(
         float(spent / (setting.steps * share)), None,
         tuple(dict.fromkeys(note for problem in problems for note in problem.notes)), starts,
     )  # fmt: skip
-    in_it = (one for i in race.places() if (one := runners[i]).finite and one.weights is not None)
-    first = next(in_it, None)
-    if first is None:
+    ordered = [runners[i] for i in race.places()]
+    alive = [one for one in ordered if one.finite and one.weights is not None]
+    if not alive:
         return race
-    return dataclasses.replace(race, params=first.problem.restore(first.weights))
+    return dataclasses.replace(race, params=alive[0].problem.restore(alive[0].weights))

@@ -121,7 +121,6 @@ class Sweep:
             read = jnp.asarray(curves[rows, : steps + 1])
             for column, threshold in enumerate(rule.thresholds):
                 times[rows, column] = jax.vmap(lambda c, e=threshold: rule.time(c, e))(read)
-        times[~self.stable] = -1
         return times
 
     def with_forecasts(self, found: Mapping[int, Prediction]) -> "Sweep":
