@@ -279,8 +279,8 @@ def train(
         protocol: how batches are drawn, "epochs" when None, see `jaxttp.dynamics.batch_indices`.
         progress: called with (steps done, steps in all).
         callback: called with (step, params, loss on all samples) before the first step and after
-            every one, such as a `jaxttp.conditioning.Tracker`; it is not timed. Where it returns
-            True the training ends: the curves are then shorter.
+            every one; it is not timed. Where it returns True the training ends: the curves are
+            then shorter.
         state: the optimiser's state to start from, such as the `TrainingRun.state` of an earlier
             training that goes on; `optimizer.init(params)` when None.
         record: ``state -> pytree`` of arrays to keep of the optimiser's state after every step, see

@@ -285,23 +285,6 @@ def RankSensitivity():
 
 
 @maker
-def Tracker():
-    def bound(layers):
-        return conditioning.linear_bound(layers).convex
-
-    track = conditioning.Tracker({"bound": bound}, every=2)
-    for step in range(9):
-        scaled = [w + 0.02 * step * jnp.eye(*w.shape) for w in WEIGHTS()]
-        track(step, scaled, loss=1.0 / (step + 1))
-    return track
-
-
-@maker
-def Record():
-    return Tracker().records[0]
-
-
-@maker
 def Conditioning():
     return condition(ConditionSettings(data="wine", width=20))
 
@@ -310,12 +293,6 @@ def Conditioning():
 def Geometry():
     features = np.random.default_rng(0).normal(size=(40, 12)) * np.arange(1.0, 13) ** -0.7
     return representation.representation_geometry(features)
-
-
-@maker
-def WeightPath():
-    path = np.cumsum(np.random.default_rng(0).normal(size=(9, 4, 3)), axis=0)
-    return representation.weight_path([{"w": one} for one in path])
 
 
 @maker

@@ -153,11 +153,6 @@ def test_singular_values_are_those_of_the_factors():
     np.testing.assert_allclose(largest.get_ydata(), np.linalg.norm(path.f, 2, axis=(1, 2)))
 
 
-def test_empty_trackers_are_refused():
-    with pytest.raises(ValueError, match="no records yet"):
-        conditioning.Tracker({"one": lambda w: 1.0}).plot()
-
-
 def test_figures_follow_the_users_style():
     with mpl.rc_context({"figure.facecolor": "black"}):
         assert results.Sandwich().plot().get_facecolor() == to_rgba("black")

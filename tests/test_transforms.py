@@ -48,7 +48,6 @@ SLOW = {
     "dynamics.diagonal_noise", "dynamics.weight_space", "dynamics.two_factor_observables",
     "dynamics.two_factor_descent", "ntk.class_separation",
     "ntk.spectral_density", "ntk.extreme_eigenvalues",
-    "representation.weight_path",
     "representation.kernel_rate", "representation.cka_table",
     "representation.representation_geometry",
     "losses.unexplained_variance",

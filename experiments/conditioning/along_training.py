@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from experiments import cuts
 from experiments.conditioning.inputs import load_inputs
 from experiments.store import Pieces, listed, runner
-from jaxttp.conditioning import Tracker, gaussian_weights, linear_point
+from jaxttp.conditioning import LinearPoint, gaussian_weights, linear_point
 from jaxttp.plots import OTHER, PREDICTED, REAL, plot_draws, tidy
 from jaxttp.training import train
 
@@ -99,24 +99,25 @@ def pieces(settings: Settings) -> Pieces:
         # PyTorch's default initialisation has this variance; kappa does not depend on it.
         key = jax.random.key(seed)
         weights = gaussian_weights(sizes, key=key, gain=1 / 3)
-        points: list[Any] = []
-
-        def measure_point(now: list[Any]) -> float:
-            points.append(linear_point([np.asarray(w, np.float64) for w in now], sigma))
-            return float(points[-1].condition.value)
-
         every = settings.epochs * batches // settings.points
-        tracker = Tracker({"kappa": measure_point}, every=every)
+        steps: list[int] = []
+        points: list[LinearPoint] = []
+
+        def measure(step: int, now: list[Any], _: float) -> None:
+            if step % every == 0:
+                steps.append(step)
+                points.append(linear_point([np.asarray(w, np.float64) for w in now], sigma))
+
         run = train(
             network, [jnp.asarray(w, jnp.float32) for w in weights],
             inputs.x.astype(np.float32), labels, loss="squared_error",
             optimizer=optax.sgd(settings.learning_rate), steps=settings.epochs * batches,
-            batch_size=settings.batch_size, key=key, callback=tracker,
+            batch_size=settings.batch_size, key=key, callback=measure,
         )  # fmt: skip
         return Run(
             np.asarray(run.loss),
-            np.array([record.step for record in tracker.records]) / batches,
-            np.array([record.values["kappa"] for record in tracker.records]),
+            np.array(steps) / batches,
+            np.array([float(point.condition.value) for point in points]),
             np.array([float(point.convex) for point in points]),
             np.array([float(point.maximum) for point in points]),
         )

@@ -28,7 +28,7 @@ from experiments.store import Store
 from jaxttp.gauss_newton import revmlp_kernel
 from jaxttp.models import with_params
 from jaxttp.plots import tidy
-from jaxttp.representation import cka_table, kernel_distance, kernel_rate, weight_path
+from jaxttp.representation import cka_table, kernel_distance, kernel_rate
 
 OPTIMIZERS = ("gn", "adam", "sgd")
 PALETTE = dict(zip(OPTIMIZERS, COLORS, strict=False))
@@ -157,20 +157,19 @@ def _one(settings: Settings, store: Store, optimizer: str, seed: int) -> Path:
             )))  # fmt: skip
             features.append({k: np.asarray(v) for k, v in now.activations(probe).items()})
         epochs = record.steps / epoch
-        halves = [
-            {f"{block}.{half}": np.asarray(weights[block, half])
-             for block in range(variants.blocks[0]) for half in (0, 1)}
-            for weights in history
-        ]  # fmt: skip
-        walked = weight_path(halves)
+        halves = np.stack(
+            [np.reshape(weights, (2 * variants.blocks[0], -1)) for weights in history]
+        )
+        halves = halves.astype(np.float64)
+        norm = np.linalg.norm(halves, axis=-1)
+        cosine = np.sum(halves * halves[0], axis=-1) / (norm * norm[0])
         distance = [float(kernel_distance(kernels[0], kernel)) for kernel in kernels]
         cka = [np.diag(cka_table(features[0], now).values) for now in features]
-        norm = np.asarray(walked.leaf_norm)
         change = record.own_batch_loss / record.batch_loss - 1
         return Path(
             optimizer, rate, epochs, change.reshape(settings.epochs, -1).mean(1),
             np.array(distance), np.asarray(kernel_rate(kernels, epochs)), features,
-            np.stack(cka)[:, :-1], np.asarray(walked.leaf_cosine), norm / norm[0],
+            np.stack(cka)[:, :-1], cosine, norm / norm[0],
             record.train_loss, record.test_loss,
         )  # fmt: skip
 

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
+from jax.flatten_util import ravel_pytree
 from matplotlib.figure import Figure
 
 from experiments import cuts
@@ -35,7 +36,6 @@ from jaxttp.representation import (
     rankme,
     representation_geometry,
     singular_values,
-    weight_path,
 )
 
 CLAIM = {
@@ -223,6 +223,7 @@ def _run(settings: Settings) -> Result:
     network = _curves(np.array(steps), loss, features, heads)
     seen = [representation_geometry(f).alpha for f in features]
     flows = _flows(settings, features[0], heads[0], labels)
+    flat = np.stack([ravel_pytree(tree)[0] for tree in weights]).astype(np.float64)
     return Result(
         settings=settings,
         corpus=corpus.description,
@@ -233,7 +234,7 @@ def _run(settings: Settings) -> Result:
         alpha_goodness=np.array([float(law.r_squared) for law in seen]),
         held_out_loss=np.array(outside),
         cka=np.array([float(linear_cka(features[0], f)) for f in features]),
-        weight_cosine=np.asarray(weight_path(weights).cosine),
+        weight_cosine=flat @ flat[0] / (np.linalg.norm(flat, axis=1) * np.linalg.norm(flat[0])),
         imbalance=np.array([_imbalance(f, w) for f, w in zip(features, heads, strict=True)]),
         phases={"network": phases(network.clock, network.rankme)}
         | {f"flow, {name}": phases(flow.clock, flow.rankme) for name, flow in flows.items()},

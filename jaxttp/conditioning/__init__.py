@@ -1,11 +1,12 @@
 """How well conditioned is the Gauss-Newton matrix of a network?
 
-What the figures of the paper (GNC) are computed by; a `Tracker` is a callback of `jaxttp.train`:
+What the figures of the paper (GNC) are computed by, those along training in a callback of
+`jaxttp.train`:
 
 ========== =============================================== =========================================
 figures    what they show                                  computed by
 ========== =============================================== =========================================
-1, 13-17   loss and kappa of pruned networks               `Tracker` of `apply_masks`
+1, 13-17   loss and kappa of pruned networks               `condition_number`, `apply_masks`
 2, 5       kappa and bound by depth, width, skip           `sweep("depth", ...)`, `linear_point`
 3          convex against maximum bound                    `sweep(...)`: `.bound`, `.maximum`
 4          (a drawing)
@@ -13,10 +14,10 @@ figures    what they show                                  computed by
 7          batch normalisation                             `sweep("width", batch_norm=True)`
 8          linear CNNs by filters and kernel size          `gauss_newton_convolution`
 9          spectrum, kappa at neighbouring ranks           `condition_number`, `rank_sensitivity`
-10         loss, kappa and bounds along training           `Tracker`
+10         loss, kappa and bounds along training           `linear_point`
 11         kappa and sigma_min of the partial products     `layer_spectra`
 12         the terms of Lemma 2 and their weights          `linear_point`: `.terms`, `.weights`
-18         loss and kappa by width, a ReLU network         `Tracker`
+18         loss and kappa by width, a ReLU network         `condition_number`
 19         with and without whitening                      `sweep("depth", covariance=...)`
 20-22      residual networks by depth and skip             `sweep("depth", skip=...)`
 ========== =============================================== =========================================
@@ -35,8 +36,6 @@ from jaxttp.conditioning.bounds import psd_residual_bound as psd_residual_bound
 from jaxttp.conditioning.bounds import psd_sum_bounds as psd_sum_bounds
 from jaxttp.conditioning.condition_number import ConditionNumber as ConditionNumber
 from jaxttp.conditioning.condition_number import condition_number as condition_number
-from jaxttp.conditioning.convergence import Record as Record
-from jaxttp.conditioning.convergence import Tracker as Tracker
 from jaxttp.conditioning.convergence import contraction_rate as contraction_rate
 from jaxttp.conditioning.convergence import steps_to_accuracy as steps_to_accuracy
 from jaxttp.conditioning.convolution import gauss_newton_convolution as gauss_newton_convolution

@@ -1,7 +1,6 @@
-"""From a condition number to a training time, and condition numbers along training."""
+"""From a condition number to a training time."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +9,6 @@ from jaxtyping import Array, Float
 
 from jaxttp._core.arrays import double
 from jaxttp._core.checks import check_array, check_number, is_concrete
-from jaxttp._core.results import RESULT
 
 
 def _check_condition(condition: Any) -> Array:
@@ -79,70 +77,3 @@ def steps_to_accuracy(condition: ArrayLike, accuracy: Any) -> Float[Array, "..."
         steps = jnp.log(jnp.asarray(accuracy).astype(jnp.float64)) / slow
         steps = jnp.ceil(steps - 1e-9 * jnp.abs(steps))
         return jnp.where(jnp.isinf(kappa), jnp.inf, jnp.maximum(steps, 1.0))
-
-
-class Record(NamedTuple):
-    """One point of a `Tracker`.
-
-    Attributes:
-        step: when.
-        loss: as given.
-        values: what the measures returned, by name.
-    """
-
-    step: int
-    loss: float
-    values: dict[str, Any]
-
-    plot, _repr_html_, __repr__ = RESULT
-
-
-class Tracker:
-    """A callback that measures condition numbers and bounds along training.
-
-    Args:
-        measures: name -> function of the parameters, such as a condition number or a bound.
-        every: measure at steps that are multiples of this.
-
-    Example:
-        >>> import numpy as np
-        >>> from jaxttp import conditioning
-        >>> track = Tracker({"bound": lambda ws: float(conditioning.linear_bound(ws).convex)},
-        ...                 every=10)
-        >>> for step in range(20):
-        ...     track(step, [np.eye(2), np.diag([1.0, 2.0])], loss=1.0 / (step + 1))
-        >>> [record.step for record in track.records], track.column("bound").tolist()
-        ([0, 10], [2.5, 2.5])
-
-    Source:
-        GNC Appendix D, Figure 10.
-    """
-
-    def __init__(self, measures: dict[str, Callable[[Any], Any]], *, every: int = 1):
-        if not measures:
-            raise ValueError("measures must name at least one function of the parameters.")
-        check_number("every", every, at_least=1)
-        self.measures = dict(measures)
-        self.every = every
-        self.records: list[Record] = []
-
-    plot, _repr_html_, __repr__ = RESULT
-
-    def __str__(self) -> str:
-        last = f", the last at step {self.records[-1].step}" if self.records else ""
-        return f"Tracker of {', '.join(self.measures)}: {len(self.records)} records{last}"
-
-    def __call__(self, step: int, params: Any, loss: Any = float("nan")) -> None:
-        """Measure now, if the step is due."""
-        if step % self.every == 0:
-            values = {name: measure(params) for name, measure in self.measures.items()}
-            self.records.append(Record(int(step), float(loss), values))
-
-    def column(self, name: str) -> Array:
-        """One measure over time, or "loss" or "step", float64."""
-        with double():
-            if name in ("loss", "step"):
-                return jnp.asarray([float(getattr(record, name)) for record in self.records])
-            if name not in self.measures:
-                raise ValueError(f"name={name!r} is not among {sorted(self.measures)}.")
-            return jnp.asarray([float(record.values[name]) for record in self.records])

@@ -294,8 +294,8 @@ class SketchLayers:
         kept = chosen.get("convolved", []) + chosen.get("tokens", [])
         layers = Layers(
             program,
-            # With the cotangents of the last layer.
-            activation=tuple(dataclasses.replace(site, is_head=False) for site in kept),
+            # With the cotangents of the last layer, and with patches.
+            activation=tuple(dataclasses.replace(s, is_head=False, windows=None) for s in kept),
             gradient=tuple(chosen.get("gradient", [])),
             direct=tuple(direct),
             late=tuple(chosen.get("products", [])),

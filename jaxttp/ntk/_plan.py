@@ -279,7 +279,7 @@ class Memory:
                 patches = max(patches, sites[leaf].input_size)
             if form == "activation":
                 site = sites[leaf]
-                copied += site.input_size + c * site.cotangent_size * (not site.is_head)
+                copied += site.compared_size + c * site.cotangent_size * (not site.is_head)
             if form == "late gradient":
                 waiting += outer_size(work, sites[leaf])
                 turned = max(turned, c * sites[leaf].input_size + c * sites[leaf].cotangent_size)
@@ -312,7 +312,7 @@ class Memory:
             scratch = 3.0 * side
         else:
             features = 1.15 * self.per_sample * (work.n1 if kept else rows + columns)
-            scratch = 5.0 * side + 2.0 * (rows + columns) * (self.copied + self.turned)
+            scratch = 5.0 * side + (rows + columns) * (self.copied + self.turned)
             if self.turned:
                 scratch += 4.0 * SIZES.piece * max(work.itemsize, 4)
         return int(self.result + features + RATES.headroom * (scratch + self.transient * chunk))

@@ -246,16 +246,19 @@ def sum_over_pairs(
     g2: Array | None,
     output: str,
     dtype: Any,
+    windows: np.ndarray | None = None,
 ) -> Array:
     """The sum over all groups and pairs of positions.
 
     Args:
-        x1: inputs (n, groups, positions, k), or tokens (n, groups, positions).
+        x1: inputs (n, groups, positions, k), or tokens (n, groups, positions); with `windows`
+            pixels (n, 1, p, channels).
         g1: cotangents (n, C, groups, positions, o).
         x2: the same of m other samples; None for the same ones.
         g2: theirs, or None.
         output: "full", "trace" or "diagonal".
         dtype: in which it is summed.
+        windows: which pixel, counted from 1, is under each tap (positions, taps), 0 for none.
 
     Returns:
         (n, C, m, C), (n, m) or (C, n, m).
@@ -264,7 +267,9 @@ def sum_over_pairs(
     is_own = g2 is None
     x2, g2 = (one if two is None else two for one, two in ((x1, x2), (g1, g2)))
     if goes_by_rows(positions, classes, output):
-        return _by_rows(x1, g1, x2, g2, dtype, is_own=is_own)
+        return _by_rows(x1, g1, x2, g2, dtype, windows, is_own=is_own)
+    if windows is not None:
+        x1, x2 = (jnp.pad(x, ((0, 0), (0, 0), (1, 0), (0, 0)))[:, :, windows] for x in (x1, x2))
     # Copies with the positions in front, so that every turn of the loop reads contiguous memory.
     x1, x2 = (x.reshape(*x.shape[:3], -1).transpose(1, 2, 0, 3) for x in (x1, x2))
     multiply = _multiply(g1, g2, output, dtype)
@@ -288,7 +293,23 @@ def sum_over_pairs(
     return found + found.transpose(2, 3, 0, 1) if is_own else found
 
 
-def _by_rows(x1: Array, g1: Array, x2: Array, g2: Array, dtype: Any, *, is_own: bool) -> Array:
+def _products_of_positions(x: Array, other: Array, windows: np.ndarray | None, dtype: Any) -> Array:
+    """<x_i[s], x_j[t]> of some rows with one sample (rows * positions, positions).
+
+    With windows they are sums over taps of products of pixels, which patches share.
+    """
+    products = similarity(x.reshape(len(x) * x.shape[1], -1), other.reshape(len(other), -1), dtype)
+    if windows is None:
+        return products
+    products = jnp.pad(products.reshape(len(x), -1, len(other)), ((0, 0), (1, 0), (1, 0)))
+    taps = (products[:, tap][:, :, tap] for tap in windows.T)
+    return functools.reduce(jnp.add, taps).reshape(-1, len(windows))
+
+
+def _by_rows(
+    x1: Array, g1: Array, x2: Array, g2: Array, dtype: Any, windows: np.ndarray | None, *,
+    is_own: bool,
+) -> Array:  # fmt: skip
     """`sum_over_pairs` of all outputs, sample after sample."""
     (n, classes, groups, positions), m = g1.shape[:4], len(g2)
     most = SIZES.rows if jax.default_backend() == "cpu" else SIZES.many_rows
@@ -307,8 +328,7 @@ def _by_rows(x1: Array, g1: Array, x2: Array, g2: Array, dtype: Any, *, is_own: 
         x, g = xs[b, i], gs[b, i]
 
         def column(j: Array, total: Array) -> Array:
-            other = x2[b, j].reshape(positions, -1)
-            a = similarity(x.reshape(rows * positions, -1), other, dtype)
+            a = _products_of_positions(x, x2[b, j], windows, dtype)
             parts = []
             for d in range(classes):
                 near = jax.lax.dot(a, g2[b, j, d].astype(dtype)).reshape(rows, -1)

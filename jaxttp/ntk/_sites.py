@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array
 
 from jaxttp._core.xla_cpu.steps import ProgramStep
@@ -55,6 +56,9 @@ class Site:
         scale: the factor between the leaf and what the step uses.
         inputs: data operand -> x (groups, positions, fan_in); tokens (groups, positions).
         cotangents: cotangent of the step's output -> g (groups, positions, fan_out).
+        pixels: of a convolution with windows, data operand -> its pixels (groups, p, channels).
+        windows: of a convolution whose patches share few pixels: which pixel, counted from 1, is
+            under each tap (positions, taps), 0 where none is. None of everything else.
         is_head: whether the network's outputs are those of this dense step, each once, and what
             else is added to them: the cotangents of the outputs are unit vectors then.
     """
@@ -71,6 +75,8 @@ class Site:
     scale: float
     inputs: Callable[[Array], Array]
     cotangents: Callable[[Array, Array], Array]
+    pixels: Callable[[Array], Array] | None = None
+    windows: np.ndarray | None = None
     is_head: bool = False
 
     @property
@@ -83,6 +89,13 @@ class Site:
         """Entries of x per sample."""
         per_position = 1 if self.kind == "embedding" else self.fan_in
         return self.groups * self.positions * per_position
+
+    @property
+    def compared_size(self) -> int:
+        """Entries of what is kept of x per sample where products with others' x are formed."""
+        if self.windows is None:
+            return self.input_size
+        return self.windows.max() * self.fan_in // self.windows.shape[1]
 
     @property
     def cotangent_size(self) -> int:
@@ -259,10 +272,37 @@ def _conv_site(
         g = g.transpose(out_to_last).reshape(positions, groups, fan_out)
         return g.swapaxes(0, 1)
 
+    def pixels(value: Array) -> Array:
+        return value.transpose(to_last).reshape(1, -1, channels)
+
+    size, windows = tuple(shape[axis] for axis in numbers.lhs_spec[2:]), None
+    few = taps > 1 and 2 * math.prod(size) ** 2 < positions**2 * taps
+    if few and batch == groups == 1 and min(map(min, padding)) >= 0:
+        windows = _windows(size, window, strides, padding, dilation, input_dilation)
     return Site(
         "conv", leaf, None, index, 0, groups, positions, fan_in, fan_out, scale,
-        inputs, cotangents,
+        inputs, cotangents, pixels, windows,
     )  # fmt: skip
+
+
+def _windows(
+    size: tuple[int, ...],
+    window: tuple[int, ...],
+    strides: Sequence[int],
+    padding: Sequence[tuple[int, int]],
+    dilation: Sequence[int],
+    input_dilation: Sequence[int],
+) -> np.ndarray:
+    """Which pixel, counted from 1, is under each tap of each place (places, taps); 0 for none."""
+    low, high = np.transpose(padding)
+    end = low + (np.array(size) - 1) * input_dilation + 1
+    image = np.zeros(end + high, np.int32)
+    indices = 1 + np.arange(math.prod(size)).reshape(size)
+    image[tuple(map(slice, low, end, input_dilation))] = indices
+    extent = (np.array(window) - 1) * dilation + 1
+    views = np.lib.stride_tricks.sliding_window_view(image, extent)
+    views = views[tuple(slice(None, None, step) for step in (*strides, *dilation))]
+    return views.reshape(-1, math.prod(window))
 
 
 def _embedding_site(

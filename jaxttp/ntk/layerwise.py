@@ -40,7 +40,8 @@ class Features(NamedTuple):
     """What a kernel entry needs to know of each sample.
 
     Attributes:
-        inputs: by leaf, x (n, b, s, k) of the sites in activation form.
+        inputs: by leaf, x (n, b, s, k) of the sites in activation form; pixels (n, 1, p, channels)
+            of convolutions with windows.
         cotangents: by leaf, g (n, C, b, s, o) of the same sites, the last layer apart.
         gradients: by name, per-sample gradients (n, C, d) of everything else.
         late: by leaf, x (n, s, k) and g (n, C, o, s) of the sites whose gradients are yet to form.
@@ -94,7 +95,8 @@ class Layers:
 
         inputs, cotangents, gradients, late = {}, {}, {}, {}
         for site in sites:
-            x = site.inputs(seen[site.step])
+            compared = site.pixels if site.windows is not None and site in self.activation else None
+            x = (compared or site.inputs)(seen[site.step])
             if site in heads:
                 inputs[site.leaf] = x
                 continue
@@ -169,7 +171,7 @@ class Layers:
                 terms.append(_spread(a, output, g) * g)
             else:
                 assert g1 is not None  # a last layer has one position
-                terms.append(sum_over_pairs(x1, g1, x2, g2, output, dtype))
+                terms.append(sum_over_pairs(x1, g1, x2, g2, output, dtype, site.windows))
         for name, value in first.gradients.items():
             terms.append(product(value, gradients.get(name), dtype))
         return functools.reduce(jnp.add, terms)

@@ -10,11 +10,9 @@ from jaxttp.conditioning import (
     ConditionNumber,
     ConditionSweep,
     RankSensitivity,
-    Tracker,
 )
 from jaxttp.pipeline import Conditioning
 from jaxttp.plots._style import (
-    CYCLE,
     GREY,
     OTHER,
     PREDICTED,
@@ -153,25 +151,4 @@ def plot_condition_sweep(result: ConditionSweep, *, title: str = "") -> Figure:
     axes.set(xlabel=LABELS[result.parameter], ylabel="condition number", yscale="log")
     if result.parameter == "width":
         axes.set_xscale("log")
-    return figure
-
-
-@figure_of
-def plot_tracker(result: Tracker) -> Figure:
-    """Loss and measures that a callback has recorded.
-
-    Raises:
-        ValueError: nothing is recorded yet.
-    """
-    if not result.records:
-        raise ValueError("the tracker has no records yet; pass it to a training as callback.")
-    records = result.records
-    figure, (left, right) = panels(2)
-    steps = [record.step for record in records]
-    left.plot(steps, positive([record.loss for record in records]), "o-", ms=4, color=REAL)
-    left.set(xlabel="training step", ylabel="training loss", yscale="log")
-    for name, color in zip(records[0].values, CYCLE, strict=False):
-        values = positive([float(record.values[name]) for record in records])
-        right.plot(steps, values, "o-", ms=4, color=color, label=name)
-    right.set(xlabel="training step", ylabel="measured", yscale="log")
     return figure

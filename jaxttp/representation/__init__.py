@@ -1,4 +1,4 @@
-"""What features look like, how they change, and how far the weights have moved."""
+"""What features look like, and how they and the kernel change."""
 
 from jaxttp.representation.geometry import Geometry as Geometry
 from jaxttp.representation.geometry import alpha_req as alpha_req
@@ -11,5 +11,3 @@ from jaxttp.representation.similarity import cka_table as cka_table
 from jaxttp.representation.similarity import kernel_distance as kernel_distance
 from jaxttp.representation.similarity import kernel_rate as kernel_rate
 from jaxttp.representation.similarity import linear_cka as linear_cka
-from jaxttp.representation.weights import WeightPath as WeightPath
-from jaxttp.representation.weights import weight_path as weight_path

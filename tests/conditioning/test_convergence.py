@@ -28,21 +28,6 @@ def test_limits_and_transformations():
     assert big == pytest.approx(0.5e14 * np.log(2), rel=1e-6)
 
 
-def test_tracker():
-    track = conditioning.Tracker({"size": lambda p: np.linalg.norm(p)}, every=2)
-    for step in range(5):
-        track(step, np.full(4, float(step)), loss=10.0 - step)
-    assert track.column("step").tolist() == [0.0, 2.0, 4.0]
-    assert track.column("size").tolist() == [0.0, 4.0, 8.0]
-    assert track.column("loss").tolist() == [10.0, 8.0, 6.0]
-    with pytest.raises(ValueError, match="name="):
-        track.column("kappa")
-    with pytest.raises(ValueError, match="measures"):
-        conditioning.Tracker({})
-    with pytest.raises(ValueError, match="every"):
-        conditioning.Tracker({"size": np.linalg.norm}, every=0)
-
-
 @pytest.mark.parametrize("kappa", [np.nan, 0.5, 2j, np.array([2.0, np.nan])])
 def test_what_is_no_condition_number(kappa):
     with pytest.raises(ValueError, match=r"^condition must"):

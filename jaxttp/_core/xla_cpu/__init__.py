@@ -1,7 +1,8 @@
 """What XLA's CPU backend needs: workarounds, each with its gain and the day it can go.
 
 `steps` puts slow convolutions differently and keeps sums from being computed over and over,
-`threads` settles LAPACK. GPUs and TPUs never run through them.
+`pooling` differentiates maxima over windows, `threads` settles LAPACK. GPUs and TPUs never run
+through them.
 
 Here: jaxlib 0.10.2 computes wrongly on CPUs. It hands larger parts of a program to YNNPACK than
 other versions, and some of them come back wrong in float32, without a word: the mean of

@@ -39,6 +39,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool
 
+from jaxttp._core.xla_cpu import pooling
+
 _GROUPING = ("jit", "pjit", "closed_call", "core_call")
 _REMATERIALISED = ("remat", "remat2", "checkpoint")
 _PRODUCTS = ("dot_general", "conv_general_dilated")
@@ -104,6 +106,8 @@ def run_equation(equation: Any, values: Sequence[Any], outvars: Sequence[Any]) -
     """
     if is_slow(equation):
         return [convolve(equation, *values)]
+    if pooling.is_slow(equation):
+        return [pooling.pool(equation, *values)]
     invars = [atom for atom in equation.invars if not isinstance(atom, jex.core.Literal)]
     names = (tuple("" for _ in some) for some in (invars, outvars))
     single = jex.core.Jaxpr(
