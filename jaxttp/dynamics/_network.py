@@ -19,7 +19,7 @@ from jaxttp._core.products import with_forward_mode
 from jaxttp._core.traced import Traced, network_of
 from jaxttp._core.types import ApplyFn, Params, select_leaves
 from jaxttp.losses import Loss
-from jaxttp.losses.contrasts import Contrasted, contrasts, from_contrasts
+from jaxttp.losses.centered_logits import CenteredLogits, centered_logits, from_centered_logits
 
 
 @jit
@@ -38,17 +38,18 @@ def add_scaled(total: Params, weight: Array, vector: Params) -> Params:
 def compile_network(apply_fn: ApplyFn) -> tuple[Callable, Callable, Callable]:
     """Outputs, J^T a and J v, compiled; a network is traced once for every shape.
 
-    Those of a network's contrasts are those of the network: what is compiled for one serves both.
+    Those of a network's centered logits are those of the network: what is compiled for one serves
+    both.
 
     Args:
         apply_fn: ``(params, x) -> outputs``; a `Network` is traced once in all calls.
     """
-    if isinstance(apply_fn, Contrasted):
+    if isinstance(apply_fn, CenteredLogits):
         outputs, pull, push = compile_network(apply_fn.network)
         return (
-            lambda w, x: contrasts(outputs(w, x)),
-            lambda w, x, a: pull(w, x, from_contrasts(a)),
-            lambda w, x, v: contrasts(push(w, x, v)),
+            lambda w, x: centered_logits(outputs(w, x)),
+            lambda w, x, a: pull(w, x, from_centered_logits(a)),
+            lambda w, x, v: centered_logits(push(w, x, v)),
         )
     network, see = network_of(apply_fn), outputs_and_pull(apply_fn)
     return (
@@ -60,14 +61,14 @@ def compile_network(apply_fn: ApplyFn) -> tuple[Callable, Callable, Callable]:
 
 def outputs_and_pull(apply_fn: ApplyFn) -> Callable:
     """(weights, x, a) -> (outputs, J^T a), by the program of `compile_network`'s J^T a."""
-    if isinstance(apply_fn, Contrasted):
+    if isinstance(apply_fn, CenteredLogits):
         see = outputs_and_pull(apply_fn.network)
 
-        def see_contrasts(w: Params, x: Any, a: Array) -> tuple[Array, Params]:
-            outputs, pulled = see(w, x, from_contrasts(a))
-            return contrasts(outputs), pulled
+        def see_centered(w: Params, x: Any, a: Array) -> tuple[Array, Params]:
+            outputs, pulled = see(w, x, from_centered_logits(a))
+            return centered_logits(outputs), pulled
 
-        return see_contrasts
+        return see_centered
     network = network_of(apply_fn)
     return lambda w, x, a: _see(network.precise(w, x), w, x, a)
 

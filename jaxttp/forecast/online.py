@@ -169,7 +169,7 @@ class Online:
         estimator = choose_kernel(sketch_dim, key, None, max_bytes)
         problem = Problem.of(apply_fn, params, x, y, loss=setting.loss, trainable=trainable)
         check_tokens(problem, estimator)
-        self._lines, self._setting = Linearizer(problem.contrasted(), estimator), setting
+        self._lines, self._setting = Linearizer(problem.centered(), estimator), setting
         problem = self._lines.problem
         rates = jnp.asarray(setting.rates()[:, None], problem.f0.dtype)
         curves, *_ = heavy_ball_curves(

@@ -30,13 +30,13 @@ from jaxttp.adapters.outputs import check_gradients
 from jaxttp.dynamics._network import evaluation, promote, promote_samples, warn_of
 from jaxttp.dynamics._trajectory import curves
 from jaxttp.losses import Loss, encode_targets
-from jaxttp.losses.contrasts import (
-    Contrasted,
+from jaxttp.losses.centered_logits import (
+    CenteredLogits,
+    centered,
+    centered_logits,
     check_invariance,
-    contrasted,
-    contrasts,
-    from_contrasts,
-    sees_contrasts,
+    depends_on_centered_logits,
+    from_centered_logits,
 )
 from jaxttp.losses.targets import token_labels
 from jaxttp.ntk._plan import Workload
@@ -129,7 +129,7 @@ class Problem:
         labels: `y`, for others to encode: labels of tokens know how many outputs a token has.
         notes: how the network is evaluated, where that is not as it was given: layers put into
             evaluation mode, parameters promoted from half precision.
-        whole: the problem with all C outputs, where this is one of their C - 1 contrasts.
+        whole: the problem with all C outputs, where this is one of their C - 1 centered logits.
         origin: the problem of all training samples, where this is of some of them.
     """
 
@@ -306,43 +306,44 @@ class Problem:
             targets=self.targets[rows], whole=whole, origin=self.origin or self, **test,
         )  # fmt: skip
 
-    def contrasted(self) -> "Problem":
-        """The same of the C - 1 contrasts of its outputs, where its loss asks for no more.
+    def centered(self) -> "Problem":
+        """The same of the C - 1 centered logits of its outputs, where its loss asks for no more.
 
         Losses, errors and weights along a training are those of the whole; see
-        `jaxttp.losses.contrasts`.
+        `jaxttp.losses.centered_logits`.
 
         Raises:
             ValueError: a loss that says that it is shift-invariant, and is not.
         """
-        if not sees_contrasts(self.loss, self.classes):
+        if not depends_on_centered_logits(self.loss, self.classes):
             return self
         check_invariance(self.loss, self.f0, self.targets)
         test: dict[str, Any] = {}
         if self.loss_test is not None and self.f0_test is not None:
             test = {
-                "f0_test": contrasts(self.f0_test),
-                "loss_test": contrasted(self.loss_test, self.classes),
+                "f0_test": centered_logits(self.f0_test),
+                "loss_test": centered(self.loss_test, self.classes),
             }
-        apply_fn = Contrasted(self.apply_fn)
-        network = apply_fn if self.network is self.apply_fn else Contrasted(self.network)
+        apply_fn = CenteredLogits(self.apply_fn)
+        network = apply_fn if self.network is self.apply_fn else CenteredLogits(self.network)
         return dataclasses.replace(
             self, apply_fn=apply_fn, network=network,
-            f0=contrasts(self.f0), loss=contrasted(self.loss, self.classes), whole=self, **test,
+            f0=centered_logits(self.f0), loss=centered(self.loss, self.classes), whole=self, **test,
         )  # fmt: skip
 
     def whole_outputs(self, outputs: Float[Array, "t n d"]) -> Float[Array, "t n c"]:
         """Outputs (T, N, C) from those of this problem.
 
-        Of contrasts the mean over a sample's outputs is not known: it is that before training.
+        Of centered logits the mean over a sample's outputs is not known: it is that before
+        training.
         """
         return outputs if self.whole is None else _around(outputs, self.whole.f0)
 
 
 @jit
 def _around(found: Array, before: Array) -> Array:
-    """Outputs (T, N, C) with these contrasts, and the means of those before training."""
-    return from_contrasts(found) + jnp.mean(before, axis=-1, keepdims=True)[None]
+    """Outputs (T, N, C) with these centered logits, and the means of those before training."""
+    return from_centered_logits(found) + jnp.mean(before, axis=-1, keepdims=True)[None]
 
 
 def _everywhere(network: ApplyFn, mesh: Mesh) -> ApplyFn:

@@ -318,7 +318,7 @@ def screen(lines: Linearizer, plan: SweepPlan) -> Sweep:
     for done, (i, (descent, dynamics)) in enumerate(alone.items()):
         lines.report("following other algorithms", done, len(alone))
         forecasts[i] = forecast_along(
-            lines.contrasted(), descent, dynamics, plan.rule, targets=plan.targets,
+            lines.centered(), descent, dynamics, plan.rule, targets=plan.targets,
             asks_limit=dynamics.kernels,  # of what trains the linearised network none is known
         )  # fmt: skip
     kernel = lines.first if together else None
@@ -441,7 +441,7 @@ def forecast_leaders(
     most = len(screened.settings) if len(screened.settings) <= FEW else MOST
     followed: dict[int, Prediction] = {}
     while len(followed) < most and (i := _next(swept)) is not None:
-        own, descent = lines.contrasted(), plan.descent(plan.settings[i])
+        own, descent = lines.centered(), plan.descent(plan.settings[i])
         dynamics = keywords.choose(descent, own.problem.weights)
         if relinearize == "auto":
             planned = plan_forecast(dynamics, own.problem, descent, lines.estimator)
@@ -510,6 +510,6 @@ def with_trust(swept: Sweep, lines: Linearizer, plan: SweepPlan, settings: Itera
     trust = dict(swept.trust)
     for i in sorted(set(settings) - set(trust)):
         one = plan.settings[i]
-        witness = Recursion().witness(lines.contrasted(), plan.descent(one))
+        witness = Recursion().witness(lines.centered(), plan.descent(one))
         trust[i] = trust_in_speeds(witness, swept.loss[i, : one.steps + 1])
     return dataclasses.replace(swept, trust=trust)

@@ -55,8 +55,8 @@ class Loss:
         tokens: T where it is over the T tokens of a sample: outputs are then (N, T V), targets
             (N, 2 T), labels and weights, and the Hessian is one block a token; 0 elsewhere.
         shift_invariant: whether neither loss nor error changes where a constant is added to all
-            outputs of a sample, as with a softmax: forecasts then follow C - 1 contrasts.
-        contrasts_of: C where it is of those, outputs (N, C - 1), with the targets of C; else 0.
+            outputs of a sample, as with a softmax: forecasts then follow C - 1 centered logits.
+        centered_from: C where it is of those, outputs (N, C - 1), with the targets of C; else 0.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Loss:
     weighted: bool = False
     tokens: int = 0
     shift_invariant: bool = False
-    contrasts_of: int = 0
+    centered_from: int = 0
 
     def __repr__(self) -> str:
         kind = f", {self.tokens} tokens" if self.tokens else ", weighted" if self.weighted else ""

@@ -274,8 +274,8 @@ def _encode(loss: Loss, y: Any, outputs: Any) -> tuple[Array, Loss]:
     if isinstance(y, Weighted):
         targets, loss = encode_targets(loss, y.y, outputs)
         return _attach(loss, targets, y.weight)
-    if loss.weighted or loss.contrasts_of:  # encoded before
-        encoded = (n, (1 + loss.weighted) * (loss.tokens or loss.contrasts_of or c))
+    if loss.weighted or loss.centered_from:  # encoded before
+        encoded = (n, (1 + loss.weighted) * (loss.tokens or loss.centered_from or c))
         if y.shape != encoded:
             raise ValueError(
                 f"y has shape {y.shape}, but {loss!r} takes what encode_targets made of weighted "

@@ -289,7 +289,7 @@ def plan_of(problem: Any, **options: Any) -> KernelPlan:
 def _asked(problem: Any) -> tuple[Any, str]:
     """The problem whose kernel is computed, and which output of `empirical_ntk` that is.
 
-    K ⊗ I_C is that of contrasts, too, with an I that is smaller.
+    K ⊗ I_C is that of centered logits, too, with an I that is smaller.
     """
     return (problem.whole or problem, "trace") if problem.is_repeated else (problem, "full")
 

@@ -44,11 +44,11 @@ def close(got, wanted, tolerance=1e-10):
     np.testing.assert_allclose(got, wanted, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("classes", [3, 70])  # of contrasts, and of all outputs
+@pytest.mark.parametrize("classes", [3, 70])  # of centered logits, and of all outputs
 def test_the_kernel_of_a_head_is_k_times_one(classes):
     apply_fn, params, trainable, x, y = head(classes)
     problem = Problem.of(apply_fn, params, x, y, trainable=trainable)
-    problem = problem.contrasted()
+    problem = problem.centered()
     kernel = Exact().estimate(problem, problem.weights).kernel
     cross = Exact().cross(problem, problem.weights, x[:5])
     assert (kernel.shape, cross.shape) == ((N, N), (5, N))

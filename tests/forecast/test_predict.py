@@ -133,7 +133,9 @@ def test_the_result_is_frozen_and_reads_well():
     assert all(isinstance(step, int) for step in forecast.steps.values())
     assert forecast.loss.shape == forecast.error.shape == (21,)
     assert forecast.cost.kernels == 1
-    assert forecast.cost.gradient_evaluations == 2 + 2  # of two contrasts; to a place, and there
+    assert (
+        forecast.cost.gradient_evaluations == 2 + 2
+    )  # of two centered logits; to a place, and there
     assert forecast.cost.seconds > 0
     text = repr(forecast)
     for words in ("1 % of the loss's drop", "largest stable learning rate", "1 kernel", "compile"):

@@ -27,7 +27,7 @@ from jaxttp.forecast.problem import Problem, loss_and_error
 from jaxttp.forecast.stability import Rates, constant_rate, optimizer_rates, rises
 from jaxttp.forecast.training_setup import Descent
 from jaxttp.losses import Loss
-from jaxttp.losses.contrasts import contrasts
+from jaxttp.losses.centered_logits import centered_logits
 from jaxttp.losses.rule import Rule
 from jaxttp.ntk.estimators import Estimate, Exact, KernelEstimator
 from jaxttp.ntk.kernels import Factored, Kernel
@@ -69,22 +69,22 @@ class Linearizer:
         is_known = self.problem.is_linear and isinstance(self.estimator, Exact)
         return self._asks and not is_known  # a sketch may be off where the network is linear, too
 
-    def contrasted(self) -> "Linearizer":
-        """Linearizations of the contrasts of these outputs, counted by themselves.
+    def centered(self) -> "Linearizer":
+        """Linearizations of the centered logits of these outputs, counted by themselves.
 
         The kernel before training is that of this one where it was built, so that many may share
         it.
         """
-        small = self.problem.contrasted()
+        small = self.problem.centered()
         if small is self.problem:
             return Linearizer(small, self.estimator, first=self.known)
-        first = None if self.known is None else self._first_of_contrasts
+        first = None if self.known is None else self._first_centered
         return Linearizer(small, self.estimator, first=first)
 
     @functools.cached_property
-    def _first_of_contrasts(self) -> Kernel:
-        """The kernel before training of the contrasts, made once for all that share it."""
-        return _of_contrasts(self.first)
+    def _first_centered(self) -> Kernel:
+        """The kernel before training of the centered logits, made once for all that share it."""
+        return _centered_kernel(self.first)
 
     def take(
         self, rows: np.ndarray | None = None, unseen: np.ndarray | None = None
@@ -214,19 +214,19 @@ def recur(
 
 
 @full_precision
-def _of_contrasts(kernel: Array | Factored) -> Kernel:
-    """B^T Theta B, from Theta; one scalar kernel for all outputs is that of the contrasts, too."""
+def _centered_kernel(kernel: Array | Factored) -> Kernel:
+    """B^T Theta B, from Theta; one scalar kernel for all outputs stays as it is."""
     if kernel.ndim == 2:
         return kernel
     if isinstance(kernel, Factored):
         rows, columns = (
-            jnp.moveaxis(contrasts(jnp.moveaxis(factor.reshape(n, c, -1), 1, -1)), -1, 1)
+            jnp.moveaxis(centered_logits(jnp.moveaxis(factor.reshape(n, c, -1), 1, -1)), -1, 1)
             for factor, n, c in zip(
                 (kernel.rows, kernel.columns), kernel.shape[::2], kernel.shape[1::2], strict=True
             )
         )
         return Factored.of(rows, columns)
-    return jnp.moveaxis(contrasts(jnp.moveaxis(contrasts(kernel), 1, -1)), -1, 1)
+    return jnp.moveaxis(centered_logits(jnp.moveaxis(centered_logits(kernel), 1, -1)), -1, 1)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -328,8 +328,8 @@ class Dynamics(abc.ABC):
         """
 
     def view(self, problem: Problem) -> Problem:
-        """The problem as it looks at it: contrasts of outputs where these do, all of them else."""
-        return problem.contrasted() if self.kernels else problem.whole or problem
+        """The problem in centered logits where the method supports them, else in all outputs."""
+        return problem.centered() if self.kernels else problem.whole or problem
 
     @abc.abstractmethod
     def follow(self, lines: Linearizer, descent: Descent) -> Path:

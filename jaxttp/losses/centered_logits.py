@@ -1,4 +1,4 @@
-"""Outputs as a softmax sees them: the C - 1 contrasts between the C logits of a sample.
+"""Outputs as a softmax sees them: the C - 1 centered logits between the C logits of a sample.
 
 A constant added to all logits of a sample changes neither probabilities, nor the cross-entropy, nor
 which class is the largest. So of the outputs f (C,) only
@@ -38,23 +38,23 @@ def basis(classes: int) -> np.ndarray:
 
 
 @jit
-def contrasts(outputs: Float[Array, "... c"]) -> Float[Array, "... d"]:
-    """The contrasts B^T f, C - 1 numbers in place of C."""
+def centered_logits(outputs: Float[Array, "... c"]) -> Float[Array, "... d"]:
+    """The centered logits B^T f, C - 1 numbers in place of C."""
     return outputs @ jnp.asarray(basis(outputs.shape[-1]), outputs.dtype)
 
 
 @jit
-def from_contrasts(found: Float[Array, "... d"]) -> Float[Array, "... c"]:
-    """B f', the outputs of mean zero with these contrasts.
+def from_centered_logits(found: Float[Array, "... d"]) -> Float[Array, "... c"]:
+    """B f', the outputs of mean zero with these centered logits.
 
     Example:
-        >>> from_contrasts(contrasts(jnp.array([1.0, 2.0, 6.0]))).round(6).tolist()
+        >>> from_centered_logits(centered_logits(jnp.array([1.0, 2.0, 6.0]))).round(6).tolist()
         [-2.0, -1.0, 3.0]
     """
     return found @ jnp.asarray(basis(found.shape[-1] + 1).T, found.dtype)
 
 
-class Contrasted(Network):
+class CenteredLogits(Network):
     """A network ``(params, x) -> f' (N, C - 1)``.
 
     Attributes:
@@ -62,12 +62,12 @@ class Contrasted(Network):
     """
 
     def __init__(self, network: ApplyFn) -> None:
-        super().__init__(lambda params, x: contrasts(network(params, x)))
+        super().__init__(lambda params, x: centered_logits(network(params, x)))
         self.network = network
 
 
-def contrasted(loss: Loss, classes: int) -> Loss:
-    """The same loss of contrasts (N, C - 1); its targets stay as they are.
+def centered(loss: Loss, classes: int) -> Loss:
+    """The same loss of centered logits (N, C - 1); its targets stay as they are.
 
     Args:
         loss: one that is `shift_invariant`, of outputs (N, C).
@@ -75,24 +75,24 @@ def contrasted(loss: Loss, classes: int) -> Loss:
 
     Example:
         >>> f, y = jnp.array([[1.0, 2.0, 6.0]]), jnp.eye(3)[:1]
-        >>> of_contrasts = contrasted(cross_entropy, 3)
-        >>> abs(float(of_contrasts.value(contrasts(f), y) - cross_entropy.value(f, y))) < 1e-6
-        True
+        >>> of_centered_logits = centered(cross_entropy, 3)
+        >>> abs(float(of_centered_logits.value(centered_logits(f), y) - cross_entropy.value(f, y)))
+        < 1e-6 True
     """
-    sample_loss, error = _OfContrasts(loss.sample_loss), _OfContrasts(loss.error)
+    sample_loss, error = _OfCenteredLogits(loss.sample_loss), _OfCenteredLogits(loss.error)
     return dataclasses.replace(
-        loss, sample_loss=sample_loss, error=error, shift_invariant=False, contrasts_of=classes
+        loss, sample_loss=sample_loss, error=error, shift_invariant=False, centered_from=classes
     )
 
 
 @dataclasses.dataclass(frozen=True)
-class _OfContrasts:
-    """A function of outputs as one of contrasts; equal where the functions are."""
+class _OfCenteredLogits:
+    """A function of outputs as one of centered logits; equal where the functions are."""
 
     function: Callable[..., Array]
 
     def __call__(self, outputs: Array, targets: Array, *weights: Array) -> Array:
-        return self.function(from_contrasts(outputs), targets, *weights)
+        return self.function(from_centered_logits(outputs), targets, *weights)
 
 
 def check_invariance(loss: Loss, outputs: Float[Array, "n c"], targets: Array) -> None:
@@ -116,6 +116,6 @@ def check_invariance(loss: Loss, outputs: Float[Array, "n c"], targets: Array) -
         )
 
 
-def sees_contrasts(loss: Loss, classes: int) -> bool:
-    """Whether a loss asks for no more than contrasts; of many classes one less is no matter."""
+def depends_on_centered_logits(loss: Loss, classes: int) -> bool:
+    """Whether a loss depends on centered logits alone; not worth it for many classes."""
     return loss.shift_invariant and not loss.tokens and 2 <= classes <= 64

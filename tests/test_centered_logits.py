@@ -1,4 +1,4 @@
-"""Contrasts of logits: what a softmax sees of them, and forecasts that follow nothing else."""
+"""Centered logits: the losses that depend on them alone, and forecasts in them."""
 
 import dataclasses
 
@@ -13,12 +13,12 @@ from jaxttp import predict_training_time, weighted
 from jaxttp.forecast import Problem
 from jaxttp.forecast.methods.base import Linearizer
 from jaxttp.losses import cross_entropy, encode_targets, get_loss
-from jaxttp.losses.contrasts import (
+from jaxttp.losses.centered_logits import (
     basis,
-    contrasted,
-    contrasts,
-    from_contrasts,
-    sees_contrasts,
+    centered,
+    centered_logits,
+    depends_on_centered_logits,
+    from_centered_logits,
 )
 from jaxttp.ntk import Exact, Sketched
 from tests import oracles
@@ -31,7 +31,7 @@ def normal(seed, shape, scale=1.0):
 PARAMS = {"a": normal(1, (4, 6), 0.5), "b": normal(2, (6, 3), 0.5)}
 X, Y = normal(3, (14, 4)), jnp.arange(14) % 3
 WHOLE = dataclasses.replace(cross_entropy, shift_invariant=False)
-"""The same loss, of which nobody says that it sees no more than contrasts."""
+"""The same loss, of which nobody says that it sees no more than centered logits."""
 
 
 def network(params, x):
@@ -40,19 +40,21 @@ def network(params, x):
 
 @given(classes=st.integers(2, 12), seed=st.integers(0, 99))
 @settings(max_examples=25, deadline=None)
-def test_contrasts_are_all_but_the_mean(classes, seed):
+def test_centered_logits_are_all_but_the_mean(classes, seed):
     b = basis(classes)
     np.testing.assert_allclose(b.T @ b, np.eye(classes - 1), atol=1e-12)
     np.testing.assert_allclose(b @ b.T, np.eye(classes) - 1 / classes, atol=1e-12)
     f = np.random.default_rng(seed).normal(size=(3, classes))
-    found = contrasts(jnp.asarray(f))
-    np.testing.assert_allclose(found, contrasts(jnp.asarray(f + 7.0)), atol=1e-11)
-    np.testing.assert_allclose(from_contrasts(found), f - f.mean(1, keepdims=True), atol=1e-11)
+    found = centered_logits(jnp.asarray(f))
+    np.testing.assert_allclose(found, centered_logits(jnp.asarray(f + 7.0)), atol=1e-11)
+    np.testing.assert_allclose(
+        from_centered_logits(found), f - f.mean(1, keepdims=True), atol=1e-11
+    )
 
 
 @pytest.mark.parametrize("classes", [2, 5])
 @pytest.mark.parametrize("kind", ["labels", "soft", "weights of classes", "-100"])
-def test_a_loss_of_contrasts_is_the_loss(classes, kind):
+def test_a_loss_of_centered_logits_is_the_loss(classes, kind):
     """Values, errors, gradients B^T g and Hessians B^T H B, of every form of targets."""
     draw = np.random.default_rng(classes)
     f, labels = draw.normal(size=(9, classes)), draw.integers(0, classes, 9)
@@ -65,8 +67,8 @@ def test_a_loss_of_contrasts_is_the_loss(classes, kind):
     }[kind]
     f = jnp.asarray(f)
     targets, loss = encode_targets("cross_entropy", y, f)
-    assert sees_contrasts(loss, classes)
-    found, small = contrasted(loss, classes), contrasts(f)
+    assert depends_on_centered_logits(loss, classes)
+    found, small = centered(loss, classes), centered_logits(f)
     b = basis(classes)
     np.testing.assert_allclose(found.value(small, targets), loss.value(f, targets), rtol=1e-12)
     np.testing.assert_allclose(found.error(small, targets), loss.error(f, targets), rtol=1e-12)
@@ -83,28 +85,28 @@ def test_a_loss_of_contrasts_is_the_loss(classes, kind):
         encode_targets(found, targets[:, :-1], small)
 
 
-def test_what_sees_more_than_contrasts():
+def test_what_sees_more_than_centered_logits():
     """A squared error asks for the mean of the outputs too: without it the loss is another."""
-    assert not sees_contrasts(get_loss("squared_error"), 3)
-    assert not sees_contrasts(get_loss("binary_cross_entropy"), 3)
-    assert not sees_contrasts(contrasted(cross_entropy, 3), 2)  # once is enough
-    assert not sees_contrasts(cross_entropy, 65)
-    assert sees_contrasts(cross_entropy, 64)
+    assert not depends_on_centered_logits(get_loss("squared_error"), 3)
+    assert not depends_on_centered_logits(get_loss("binary_cross_entropy"), 3)
+    assert not depends_on_centered_logits(centered(cross_entropy, 3), 2)  # once is enough
+    assert not depends_on_centered_logits(cross_entropy, 65)
+    assert depends_on_centered_logits(cross_entropy, 64)
     f = jnp.array([[3.0, 4.0]])
-    wrong = contrasted(get_loss("squared_error"), 2)
+    wrong = centered(get_loss("squared_error"), 2)
     y = jnp.array([[1.0, 0.0]])
-    assert float(wrong.value(contrasts(f), y)) < 0.2 * float(
+    assert float(wrong.value(centered_logits(f), y)) < 0.2 * float(
         get_loss("squared_error").value(f, y)
     )  # 1.25 and 10: the mean of 3.5 is missing
     tokens = encode_targets("cross_entropy", jnp.zeros((2, 4), int), jnp.zeros((2, 4, 5)))[1]
-    assert not sees_contrasts(tokens, 20)
+    assert not depends_on_centered_logits(tokens, 20)
 
 
-def test_the_kernel_of_contrasts():
+def test_the_kernel_of_centered_logits():
     """B^T Theta B, from the brute-force Jacobian; projected or computed, exact or sketched."""
     problem = Problem.of(network, PARAMS, X, Y)
-    small = problem.contrasted()
-    assert small.contrasted() is small
+    small = problem.centered()
+    assert small.centered() is small
     assert small.f0.shape == (14, 2)
     b = basis(3)
     want = np.einsum("ca,icjd,db->iajb", b, oracles.kernel(network, PARAMS, X), b)
@@ -113,7 +115,7 @@ def test_the_kernel_of_contrasts():
     for estimator in (Exact(), Sketched(8, jax.random.key(0)), Sketched(64, jax.random.key(0))):
         lines = Linearizer(problem, estimator)
         _ = lines.first
-        projected = lines.contrasted()
+        projected = lines.centered()
         np.testing.assert_allclose(
             np.asarray(projected.first),
             np.asarray(estimator.estimate(small, small.weights).kernel), atol=1e-12,
@@ -128,7 +130,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_forecasts_of_contrasts_are_those_of_all_outputs(way):
+def test_forecasts_in_centered_logits_are_those_of_all_outputs(way):
     asked = {"learning_rate": 0.5, "steps": 8, "y": Y} | WAYS[way]
     y = asked.pop("y")
     small = predict_training_time(network, PARAMS, X, y, **asked)
