@@ -510,6 +510,6 @@ def with_trust(swept: Sweep, lines: Linearizer, plan: SweepPlan, settings: Itera
     trust = dict(swept.trust)
     for i in sorted(set(settings) - set(trust)):
         one = plan.settings[i]
-        witness = Recursion().witness(lines.centered(), plan.descent(one))
-        trust[i] = trust_in_speeds(witness, swept.loss[i, : one.steps + 1])
+        check = Recursion().check_linearization(lines.centered(), plan.descent(one))
+        trust[i] = trust_in_speeds(check, swept.loss[i, : one.steps + 1])
     return dataclasses.replace(swept, trust=trust)

@@ -8,8 +8,8 @@ Three things tell how far a predicted curve may be off, and add up where there a
 - *a sketch*: curves without one part of it at a time, by the jackknife (`with_error`).
 
 A forecast on one kernel has no estimate of its own. There the network is evaluated at predicted
-weights (`ask_network`), and a warning says how far outputs and gradients are from the linearized
-ones. The numbers behind all of this are in `Calibration`.
+weights (`check_linearization`), and a warning says how far outputs and gradients are from the
+linearized ones. The numbers behind all of this are in `Calibration`.
 """
 
 import dataclasses
@@ -348,7 +348,7 @@ def sampled(samples: int) -> int:
 
 
 def passes_asked(samples: int) -> float:
-    """Passes back through the network with so many samples that `ask_network` takes.
+    """Passes back through the network with so many samples that `check_linearization` takes.
 
     Example:
         >>> passes_asked(20), passes_asked(1000)
@@ -357,7 +357,7 @@ def passes_asked(samples: int) -> float:
     return 2 * sampled(samples) / samples
 
 
-class Witness(NamedTuple):
+class LinearizationCheck(NamedTuple):
     """How the network differs from its linearization at predicted weights.
 
     Attributes:
@@ -380,10 +380,10 @@ class Witness(NamedTuple):
         return 2 * self.share if self.step >= 0 else 0.0
 
 
-NOBODY = Witness()
+NO_CHECK = LinearizationCheck()
 
 
-def ask_network(lines: Linearizer, descent: Descent) -> Witness:
+def check_linearization(lines: Linearizer, descent: Descent) -> LinearizationCheck:
     """How fast the network learns, and what its loss is, at weights that one kernel predicts.
 
     At outputs f with gradient g the loss falls by g^T Theta g, which is |J^T g|^2: with the J of
@@ -398,7 +398,7 @@ def ask_network(lines: Linearizer, descent: Descent) -> Witness:
         descent: the training, by a linear optimizer.
 
     Returns:
-        Speed and loss 1 for a linear network; infinite where the network is not finite. `NOBODY`
+        Speed and loss 1 for a linear network; infinite where the network is not finite. `NO_CHECK`
         where the loss does not change, the forecast diverges or there is no gradient.
     """
     whole = lines.problem.f0.shape[0]
@@ -409,13 +409,13 @@ def ask_network(lines: Linearizer, descent: Descent) -> Witness:
     if _diverges(path) and part is not lines:  # a part may be stiffer than the whole
         part, path = lines, recur(lines, descent.full)
     if _diverges(path):
-        return NOBODY
+        return NO_CHECK
     problem = part.problem
     loss, size = problem.loss, problem.f0.shape[0]
     curve = np.asarray(loss_and_error(loss, path.train, problem.targets)[0])
     step, least = int(training_time(curve, KNOWN.towards)), float(curve.min())
     if step <= 0:
-        return NOBODY
+        return NO_CHECK
     level = least + KNOWN.asked * (float(curve[0]) - least)
     dual, scale, gradient, expected, predicted = _point(
         part.first, problem.f0, problem.targets, path.train, path.dual, path.scale,
@@ -423,7 +423,7 @@ def ask_network(lines: Linearizer, descent: Descent) -> Witness:
     )  # fmt: skip
     expected, predicted = float(expected), float(predicted)
     if expected <= 0:
-        return NOBODY
+        return NO_CHECK
     see = outputs_and_pull(problem.network)
     weights = _moved(problem.weights, see(problem.weights, problem.x, dual)[1], scale)
     outputs, pulled = see(weights, problem.x, gradient)
@@ -435,7 +435,7 @@ def ask_network(lines: Linearizer, descent: Descent) -> Witness:
         is_known = min(real, predicted) >= 0 and nothing > 0
         ratio = (real + nothing) / (predicted + nothing) if is_known else 1.0
     speed = square / expected if np.isfinite(square) else np.inf
-    return Witness(step, speed, ratio, size, size / whole)
+    return LinearizationCheck(step, speed, ratio, size, size / whole)
 
 
 def _diverges(path: Trajectory) -> bool:
@@ -490,26 +490,26 @@ def _loss_and_square(
     return loss.value(outputs, targets), found
 
 
-def trust_in_speeds(witness: Witness, loss: Float[Array | np.ndarray, " t"]) -> str | None:
-    """What `ask_network` and the predicted curve say of a forecast with one kernel.
+def trust_in_speeds(check: LinearizationCheck, loss: Float[Array | np.ndarray, " t"]) -> str | None:
+    """What `check_linearization` and the predicted curve say of a forecast with one kernel.
 
     Args:
-        witness: with 1 where the linearization holds.
+        check: with 1 where the linearization holds.
         loss: the predicted curve.
 
     Returns:
         A sentence, or None where there is no warning.
     """
     rising = trust_in_loss(loss, "the real network may not survive that; try a lower rate")
-    if rising is not None or witness.step < 0:
+    if rising is not None or check.step < 0:
         return rising
-    change, far = _times(witness.speed), _times(witness.loss) ** KNOWN.of_loss
+    change, far = _times(check.speed), _times(check.loss) ** KNOWN.of_loss
     off = [words for least, words in KNOWN.off if max(change, far) >= least]
     if not off:
         return None
-    alone = f" of {witness.samples} samples alone" if witness.share < 1 else ""
-    where = f"on the way to the weights predicted for step {witness.step}{alone}"
-    ratio = witness.loss if far > change else witness.speed
+    alone = f" of {check.samples} samples alone" if check.share < 1 else ""
+    where = f"on the way to the weights predicted for step {check.step}{alone}"
+    ratio = check.loss if far > change else check.speed
     if not np.isfinite(ratio):
         return (
             f"{where} the network is not finite: one linearization does not hold that far; try a "

@@ -1,4 +1,4 @@
-"""Bands, errors of times, the network as a witness, and warnings."""
+"""Bands, errors of times, the linearization check, and warnings."""
 
 import dataclasses
 from statistics import NormalDist
@@ -16,8 +16,8 @@ from jaxttp.forecast.methods import Draws, Path
 from jaxttp.forecast.methods.base import recur
 from jaxttp.forecast.uncertainty import (
     KNOWN,
-    Witness,
-    ask_network,
+    LinearizationCheck,
+    check_linearization,
     jackknife,
     loss_band,
     read_targets,
@@ -158,7 +158,7 @@ def test_half_widths_add_in_squares():
     np.testing.assert_allclose(jackknife(without), values.std(ddof=1) / 2)
 
 
-# --- the network as a witness ---------------------------------------------------------------------
+# --- the linearization check ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("samples", "decay"), [(7, 0.1), (40, 0.0)])
@@ -169,16 +169,16 @@ def test_what_the_network_says_is_what_dense_jacobians_say(decay, samples):
     optimizer = optax.chain(optax.add_decayed_weights(decay), optax.sgd(0.5, 0.5))
     training = Descent.of(optimizer=optimizer, steps=12)
     lines = Linearizer(Problem.of(tanh, PARAMS, x, y))
-    witness = ask_network(lines, training)
-    assert witness.samples == sampled(samples) == min(samples, 32)
-    assert witness.share == witness.samples / samples
-    rows = np.sort(np.random.default_rng(0).permutation(samples)[: witness.samples])
-    part = lines if samples == witness.samples else lines.take(rows)
+    check = check_linearization(lines, training)
+    assert check.samples == sampled(samples) == min(samples, 32)
+    assert check.share == check.samples / samples
+    rows = np.sort(np.random.default_rng(0).permutation(samples)[: check.samples])
+    part = lines if samples == check.samples else lines.take(rows)
     problem, path = part.problem, recur(part, training)
     loss, targets, start = problem.loss, problem.targets, problem.f0
     curve = jnp.stack([loss.value(f, targets) for f in path.train])
     t = int(training_time(curve, 0.1))
-    assert witness.step == t > 0
+    assert check.step == t > 0
     flat, unravel = jax.flatten_util.ravel_pytree(PARAMS)
     network = jax.jit(lambda w: tanh(unravel(w), problem.x).ravel())
     j = jax.jacobian(network)
@@ -199,11 +199,11 @@ def test_what_the_network_says_is_what_dense_jacobians_say(decay, samples):
     np.testing.assert_allclose(moved, np.ravel(linearized(way)), rtol=1e-9, atol=1e-12)
     g = loss.gradient(linearized(way), targets).ravel()
     want = np.sum((j(weights).T @ g) ** 2) / np.sum((first.T @ g) ** 2)
-    assert witness.speed == pytest.approx(float(want), rel=1e-9)  # other sums, float64
+    assert check.speed == pytest.approx(float(want), rel=1e-9)  # other sums, float64
     real = loss.value(network(weights).reshape(start.shape), targets)
     predicted = loss.value(linearized(way), targets)
     # A millionth of the first loss is added to both, so that two zeros are alike.
-    assert witness.loss == pytest.approx(float(real / predicted), rel=3e-6)
+    assert check.loss == pytest.approx(float(real / predicted), rel=3e-6)
 
 
 def test_a_part_that_diverges_is_given_up_for_the_whole():
@@ -213,11 +213,11 @@ def test_a_part_that_diverges_is_given_up_for_the_whole():
     x[rows[0]] = 10.0
     lines = Linearizer(Problem.of(linear, jnp.zeros((1, 1)), x, x, loss="squared_error"))
     # Curvature 100/40 of the whole, 100/32 of the part: a rate between their limits.
-    witness = ask_network(lines, Descent.of(learning_rate=0.72, steps=6000))
-    assert (witness.samples, witness.share) == (40, 1.0)
-    assert witness.step > 0
-    nobody = ask_network(lines, Descent.of(learning_rate=100.0, steps=6000))
-    assert (nobody.step, nobody.passes) == (-1, 0)
+    check = check_linearization(lines, Descent.of(learning_rate=0.72, steps=6000))
+    assert (check.samples, check.share) == (40, 1.0)
+    assert check.step > 0
+    no_check = check_linearization(lines, Descent.of(learning_rate=100.0, steps=6000))
+    assert (no_check.step, nobody.passes) == (-1, 0)
 
 
 def test_a_network_whose_kernel_grows_says_so():
@@ -255,8 +255,8 @@ STEADY = 0.5 ** (np.arange(41) / 8)
         (1.0, np.inf, "is not finite"),
     ],
 )  # fmt: skip
-def test_how_far_off_a_witness_says_times_are(speed, loss, words):
-    heard = Witness(9, speed, loss, samples=38, share=38 / 150)
+def test_how_far_off_the_check_says_times_are(speed, loss, words):
+    heard = LinearizationCheck(9, speed, loss, samples=38, share=38 / 150)
     assert heard.passes == pytest.approx(2 * 38 / 150)
     found = trust_in_speeds(heard, STEADY)
     if words is None:
@@ -316,7 +316,7 @@ def falling(held_from=-1):
     loss = jnp.linspace(1.0, 0.0, 101)
     return Path(
         jnp.zeros((101, 1, 1)), loss, loss, uncertainty=jnp.full(101, 0.02),
-        witness=path_of(loss, held_from=held_from, edge_at=held_from), held_from=held_from,
+        auxiliary=path_of(loss, held_from=held_from, edge_at=held_from), held_from=held_from,
     )  # fmt: skip
 
 
@@ -325,7 +325,7 @@ def test_rebuilt_kernels_are_doubted_from_the_first_step_without_a_size():
     assert way.doubt(falling(), Rule()) is None
     held = falling(held_from=9)
     assert way.doubt(held, Rule()).since == 9
-    drawn = dataclasses.replace(falling(), witness=held)
+    drawn = dataclasses.replace(falling(), auxiliary=held)
     assert Noisy(centre=way).doubt(drawn, Rule()).since == 9
 
 

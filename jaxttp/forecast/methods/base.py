@@ -257,7 +257,7 @@ class Path:
         products: of a kernel with outputs, about.
         uncertainty: its own estimate of the error of `loss` (T + 1,), or None.
         draws: curves of many draws, or None.
-        witness: what the dynamics' own `doubt` reads.
+        auxiliary: data of the dynamics that its own `doubt` reads.
         held_from: the step whose kernel was held from there on, because the path stays beyond the
             edge of stability; None for never.
     """
@@ -272,7 +272,7 @@ class Path:
     products: int = 0
     uncertainty: Float[Array, " t"] | None = None
     draws: Draws | None = None
-    witness: Any = None
+    auxiliary: Any = None
     held_from: int | None = None
 
     @classmethod

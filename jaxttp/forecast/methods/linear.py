@@ -29,9 +29,9 @@ from jaxttp.forecast.problem import Problem
 from jaxttp.forecast.stability import Rates, rises
 from jaxttp.forecast.training_setup import Descent
 from jaxttp.forecast.uncertainty import (
-    NOBODY,
-    Witness,
-    ask_network,
+    NO_CHECK,
+    LinearizationCheck,
+    check_linearization,
     recentered,
     trust_in_speeds,
 )
@@ -46,13 +46,13 @@ FORMED = 2048
 class OneKernel(Dynamics):
     """What the dynamics on one kernel share: the network is evaluated at predicted weights."""
 
-    def witness(self, lines: Linearizer, descent: Descent) -> Witness:
+    def check_linearization(self, lines: Linearizer, descent: Descent) -> LinearizationCheck:
         """What the network says along the path of the recursion, whose weights are known."""
-        return ask_network(lines, descent) if lines.asks else NOBODY
+        return check_linearization(lines, descent) if lines.asks else NO_CHECK
 
     def doubt(self, path: Path, rule: Rule) -> Doubt | None:
         """See `Dynamics`: of all times alike."""
-        words = trust_in_speeds(path.witness, path.loss)
+        words = trust_in_speeds(path.auxiliary, path.loss)
         return None if words is None else Doubt(words, 0)
 
 
@@ -77,10 +77,10 @@ class Recursion(OneKernel):
         """See `Dynamics`."""
         found = recur(lines, descent, **lines.cross)
         assert found.diverged_at is not None  # steps can diverge
-        witness = self.witness(lines, descent)
+        check = self.check_linearization(lines, descent)
         return Path.of(
             lines, found.train, found.test, diverged=int(found.diverged_at) >= 0,
-            gradient_evaluations=witness.passes, products=descent.steps, witness=witness,
+            gradient_evaluations=check.passes, products=descent.steps, auxiliary=check,
         )  # fmt: skip
 
 
@@ -133,9 +133,10 @@ class GradientFlow(OneKernel):
             learning_rate=effective_learning_rate(descent.learning_rate, descent.momentum),
             **lines.cross,
         )  # fmt: skip
-        witness = self.witness(lines, descent)  # the flow's weights are those of the recursion
+        # The flow's weights are those of the recursion.
+        check = self.check_linearization(lines, descent)
         return Path.of(
-            lines, found.train, found.test, gradient_evaluations=witness.passes, witness=witness,
+            lines, found.train, found.test, gradient_evaluations=check.passes, auxiliary=check,
             products=descent.steps,
         )  # fmt: skip
 
@@ -235,10 +236,10 @@ class Noisy(OneKernel):
         )  # fmt: skip
         if centre is None:
             assert found.train is not None  # the outputs were asked for
-            witness = self.witness(lines, descent)
+            check = self.check_linearization(lines, descent)
             path = Path.of(
-                lines, found.train, found.test, gradient_evaluations=witness.passes,
-                diverged=int(jnp.max(found.diverged_at)) >= 0, witness=witness,
+                lines, found.train, found.test, gradient_evaluations=check.passes,
+                diverged=int(jnp.max(found.diverged_at)) >= 0, auxiliary=check,
                 products=self.paths * descent.steps,
             )  # fmt: skip
             losses = found.loss
@@ -246,7 +247,7 @@ class Noisy(OneKernel):
             plain = curves(recur(lines, descent.full).train, problem.targets, problem.loss)[0]
             losses = recentered(found.loss, plain, centre.loss)
             products = centre.products + self.paths * descent.steps
-            path = dataclasses.replace(centre, witness=centre, products=products)
+            path = dataclasses.replace(centre, auxiliary=centre, products=products)
         draws = Draws(losses, found.error)
         return dataclasses.replace(path, loss=jnp.median(losses, axis=0), draws=draws)
 
@@ -254,14 +255,14 @@ class Noisy(OneKernel):
         """See `Dynamics`."""
         if self.centre is None:
             return super().is_stable(path, rates, descent)
-        followed = path.witness  # with what its own centre looks at
+        followed = path.auxiliary  # with what its own centre looks at
         return self.centre.is_stable(followed, rates, descent) and not bool(rises(path.loss))
 
     def doubt(self, path: Path, rule: Rule) -> Doubt | None:
         """See `Dynamics`: that of the centre, or of one kernel."""
         if self.centre is None:
             return super().doubt(path, rule)
-        return self.centre.doubt(path.witness, rule)
+        return self.centre.doubt(path.auxiliary, rule)
 
     def plain_values(self) -> dict[str, Any]:
         """See `Dynamics`."""
@@ -295,7 +296,7 @@ class WeightSpace(Dynamics):
         )  # fmt: skip
         return Path.of(
             lines, found.train, found.test, diverged=int(found.diverged_at) >= 0,
-            gradient_evaluations=2 * descent.steps, witness=found,
+            gradient_evaluations=2 * descent.steps, auxiliary=found,
         )  # fmt: skip
 
     def limit(self, lines: Linearizer, momentum: float) -> float:
@@ -310,5 +311,5 @@ class WeightSpace(Dynamics):
 
     def doubt(self, path: Path, rule: Rule) -> Doubt | None:
         """See `Dynamics`: that of its end."""
-        found = path.witness
+        found = path.auxiliary
         return None if found.trust is None else Doubt(found.trust, found.doubted_from)

@@ -311,7 +311,7 @@ class Scaled(Dynamics):
             error=jnp.asarray(scale.of(np.asarray(subset.error))),
             uncertainty=jnp.asarray(off, subset.loss.dtype),
             diverged=diverged,
-            witness=Growth(subset, scale, count),
+            auxiliary=Growth(subset, scale, count),
             gradient_evaluations=subset.gradient_evaluations
             + math.ceil(np.dot(shares, [one.gradient_evaluations for one in found])),
             products=subset.products + math.ceil(np.dot(shares, [one.products for one in found])),
@@ -323,11 +323,11 @@ class Scaled(Dynamics):
 
     def is_stable(self, path: Path, rates: Rates | None, descent: Descent) -> bool:
         """See `Dynamics`: that of the samples at hand, and representable halves."""
-        return not path.diverged and self.centre.is_stable(path.witness.subset, rates, descent)
+        return not path.diverged and self.centre.is_stable(path.auxiliary.subset, rates, descent)
 
     def doubt(self, path: Path, rule: Rule) -> Doubt | None:
         """See `Dynamics`: that of the samples at hand, and how far the whole is from them."""
-        subset, scale, few = path.witness
+        subset, scale, few = path.auxiliary
         said, words, since = self.centre.doubt(subset, rule), [], None
         if said is not None:
             words.append(f"of the {few:,} samples at hand alone: {said.words}")
