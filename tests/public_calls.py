@@ -262,7 +262,7 @@ def _forecast(common: Known) -> tuple[Known, Known]:
         "descent": Descent.of(learning_rate=0.1, steps=4), "x_watched": x[:2], "y_watched": y[:2],
     }  # fmt: skip
     return known, {
-        "held_forecast": {
+        "stale_gradient_forecast": {
             "optimizer": optax.sgd(0.1), "steps": 40, "loss": "cross_entropy", "share": 0.95,
             "total_samples": 8,
         },

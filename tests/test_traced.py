@@ -68,7 +68,7 @@ DOORS = {
         {"a": jaxttp.Candidate(f, W)}, x, Y, learning_rate=0.5, steps=5, time_steps=False,
         relinearize=0,
     ).sweep.loss,
-    "held gradients": lambda f, x: forecast.held_forecast(
+    "stale gradients": lambda f, x: forecast.stale_gradient_forecast(
         f, W, x, Y, x_watched=x, y_watched=Y, loss="cross_entropy", optimizer=optax.sgd(0.5),
         steps=40, batch_size=3, key=KEY, share=0.9,
     ).loss,

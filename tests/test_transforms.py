@@ -18,7 +18,7 @@ from tests.public_calls import calls, functions
 REFUSES = {
     "compare", "early_stopping", "predict_training_time", "race",
     "race_starts", "sweep",
-    "time_step", "train", "wall_clock", "weighted", "forecast.held_forecast",
+    "time_step", "train", "wall_clock", "weighted", "forecast.stale_gradient_forecast",
     "dynamics.relinearized_recursion",
     "forecast.sweep_kernel", "ntk_plan", "from_nnx",
 }  # fmt: skip

@@ -27,7 +27,7 @@ from experiments.bench import lora_tasks
 from experiments.bench.harness import Row, go_on, head, line, load, parser, store_of
 from experiments.bench.lora_tasks import BATCH, EVERY, RANKED, REPORTED, TUNING, Task
 from jaxttp import training_time
-from jaxttp.forecast.stale_gradients import held_forecast
+from jaxttp.forecast.stale_gradients import stale_gradient_forecast
 
 MODULE = "experiments.bench.lora"
 REAL = Path(__file__).with_name("lora_real.jsonl")
@@ -64,7 +64,7 @@ PRESETS = {
 
 def held(task: Task, job: lora_tasks.Job, share: float) -> Row:
     """A forecast by stale gradients, at the points of the real curve."""
-    found = held_forecast(
+    found = stale_gradient_forecast(
         *job.model, job.x, job.y, x_watched=job.x_watched, y_watched=job.y_watched,
         optimizer=task.made_optimizer(), steps=task.steps, batch_size=BATCH, key=job.key,
         share=share,

@@ -65,8 +65,8 @@ class RelinearizedTrajectory(eqx.Module):
         diverged_at: first step whose outputs could not be represented, -1 for never.
         edge_at: end of the first segment that crosses the edge of stability, -1 for never. From
             there on the path is the mean one, without the oscillations of a real training.
-        held_from: the step from which on a kernel was held because the path stays beyond the edge
-            of stability, -1 for never.
+        frozen_from: the step from which on the kernel is frozen because the path stays beyond the
+            edge of stability, -1 for never.
         kernels: kernels built, the first and the rejected ones included.
         gradient_evaluations: passes back through the network over all samples, the kernels' own
             apart.
@@ -83,7 +83,7 @@ class RelinearizedTrajectory(eqx.Module):
     rejected: int = eqx.field(static=True)
     diverged_at: Array
     edge_at: int = eqx.field(static=True)
-    held_from: int = eqx.field(static=True)
+    frozen_from: int = eqx.field(static=True)
     kernels: int = eqx.field(static=True)
     gradient_evaluations: int = eqx.field(static=True)
     test: Float[Array, "t m c"] | None = None

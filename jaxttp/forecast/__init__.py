@@ -23,8 +23,8 @@ from jaxttp.forecast.problem import Problem as Problem
 from jaxttp.forecast.race import Race as Race
 from jaxttp.forecast.race import race as race
 from jaxttp.forecast.race import race_starts as race_starts
-from jaxttp.forecast.stale_gradients import HeldForecast as HeldForecast
-from jaxttp.forecast.stale_gradients import held_forecast as held_forecast
+from jaxttp.forecast.stale_gradients import StaleGradientForecast as StaleGradientForecast
+from jaxttp.forecast.stale_gradients import stale_gradient_forecast as stale_gradient_forecast
 from jaxttp.forecast.sweep import sweep as sweep
 from jaxttp.forecast.sweep import sweep_kernel as sweep_kernel
 from jaxttp.forecast.swept import Sweep as Sweep

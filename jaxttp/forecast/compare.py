@@ -291,7 +291,7 @@ def _rank(swept: Sweep, i: int) -> tuple[Any, ...]:
     own = () if swept.shared else swept.targets  # a goal that each sweep chose is not theirs alone
     goals = (*own, *sorted(swept.thresholds))
     return (
-        i in swept.forecasts and swept.forecasts[i].held_from is not None,
+        i in swept.forecasts and swept.forecasts[i].frozen_from is not None,
         *(swept.expected(goal)[i] for goal in goals),
         swept.final_loss[i] if swept.stable[i] else np.inf,
     )

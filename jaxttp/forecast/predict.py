@@ -390,7 +390,7 @@ def forecast_along(
         targets_uncertainty=on_targets.errors or {},
         notes=problem.notes,
         doubted_from=doubted_from,
-        held_from=path.held_from,
+        frozen_from=path.frozen_from,
         error_kind=getattr((problem.whole or problem).loss.error, "__name__", "error"),
     )
 

@@ -104,8 +104,8 @@ class Prediction:
         targets_band: as `steps_band`, for targets on the training samples.
         doubted_from: the step from which on `trust` doubts the forecast without saying by how
             much: times after it have no uncertainty and no band. None for never.
-        held_from: the step whose kernel was held from there on, because the path stays beyond the
-            edge of stability; None for never.
+        frozen_from: the step whose kernel is frozen from there on, because the path stays beyond
+            the edge of stability; None for never.
         error_kind: what the error is: "misclassified", "wrong_bits" or "wrong_tokens", shares that
             are wrong; "unexplained_variance", of regressions; or the name of a loss's own.
         plan: what was chosen within a budget, see `jaxttp.forecast.cost`; None where nothing
@@ -139,7 +139,7 @@ class Prediction:
     targets_band: Mapping[Target, tuple[int, int]] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
     doubted_from: int | None = None
-    held_from: int | None = None
+    frozen_from: int | None = None
     plan: str | None = None
     error_kind: str = "misclassified"
 

@@ -1,29 +1,29 @@
-"""Fine-tuning whose outputs are too many for a kernel: held gradients, and what their noise costs.
+"""Fine-tuning whose outputs are too many for a kernel: stale gradients, and what their noise costs.
 
 A language model with next-token loss has N T V outputs. What can be afforded is a gradient of a
 batch here and there. The optimiser itself is run for all of its steps, warm-up, momentum, second
-moments and decay included, but between two *knots* it is fed the same gradient of the trainable
-weights (of a LoRA adapter: of A and B, so that A B stays exact). With K knots for T steps this
+moments and decay included, but between two *refreshes* it is fed the same gradient of the trainable
+weights (of a LoRA adapter: of A and B, so that A B stays exact). With K refreshes for T steps this
 costs K / T of the training, and sees K / T of its data: the noise of the batches acts T / K times
-as strongly, and the path of the held gradients lies above the training's by what that costs.
+as strongly, and the path of the stale gradients lies above the training's by what that costs.
 
 That can be measured on the path itself. Right after a batch was learnt, its own loss has fallen
 further than that of other sequences, by its *memory*
 
     gamma_k = [L(w_{k+1}) - L(w_k)] - [L_k(w_{k+1}) - L_k(w_k)],
 
-one way forward a knot. For a quadratic loss with noise of a fixed covariance S, steps of z = eta
-Delta lambda along an eigenvector of curvature lambda, memory after m knots is
-gamma_m = z (1 - z)^(m - 1) S / lambda, and the loss that noise costs at knot k
+one way forward a refresh. For a quadratic loss with noise of a fixed covariance S, steps of z = eta
+Delta lambda along an eigenvector of curvature lambda, memory after m refreshes is
+gamma_m = z (1 - z)^(m - 1) S / lambda, and the loss that noise costs at refresh k
 
     1/2 sum_(i < k) z^2 (1 - z)^(2 i) S / lambda = 1/2 (gamma_1 - gamma_2 + ... - gamma_2k),
 
 the alternating sum of the memories, 1/(4 - 2 z) of gamma_1 in the end. In networks it is about the
 memory itself (curvature that is met late costs as well); the factor is `Numbers.cost`.
 
-Where the sequences at hand are a sample of those that train, a path that sees them again learns
-them by heart, as the training does not. How far a batch has fallen since its first time, beyond
-what others have, says how much (`by_heart`).
+Where the sequences available are a sample of those that train, a path that sees them again overfits
+them, as the training does not. How far a batch has fallen since its
+first time, beyond what others have, says how much (`by_heart`).
 """
 
 import dataclasses
@@ -63,7 +63,7 @@ from jaxttp.losses.rule import Rule
 POINTS = 11
 """Points of the curve, at which the loss of the watched samples is evaluated."""
 FEWEST = 24
-"""Knots below which no path is followed."""
+"""Refreshes below which no path is followed."""
 FORWARD = 1 / 3
 """What a forward pass costs, in gradients."""
 
@@ -76,10 +76,10 @@ class Numbers:
 
     Attributes:
         least: fraction of the largest step below which a step counts no less.
-        window: knots on either side over which weights are smoothed before their loss is taken.
-        width: of the Gaussian mean over knots, a standard deviation in knots.
-        cost: the loss that noise costs on the held path, over the memory of a batch just learnt.
-        onset: knots after which it has built up, as the square of their number.
+        window: refreshes on either side over which weights are smoothed before their loss is taken.
+        width: of the Gaussian mean over refreshes, a standard deviation in refreshes.
+        cost: the loss that noise costs on the stale path, over the memory of a batch just learnt.
+        onset: refreshes after which it has built up, as the square of their number.
         doubt: how far that correction is known, as a fraction of it.
         lag: of what a path at a fraction of the rates may be behind: taken off, and its doubt.
         coarse: what holds have to keep of what their gradients promise; a parabola's whole way
@@ -102,23 +102,23 @@ BY = Numbers()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class HeldForecast:
-    """A training foreseen from few gradients.
+class StaleGradientForecast:
+    """A forecast of a training run from few gradients.
 
     Attributes:
         loss: of the watched sequences (T + 1,), interpolated between the points.
         uncertainty: how far it may be off (T + 1,).
         at: the steps of the points (E,).
-        held: the loss along the path of held gradients there (E,), before the correction.
+        stale: the loss along the path of stale gradients there (E,), before the correction.
         memory: of a batch just learnt, there (E,).
-        knots: steps at which a gradient was taken (K,).
+        refresh_steps: steps at which a gradient was taken (K,).
         gradients: of one sample, that the forecast took; a way forward counts for a third.
         training_gradients: of one sample, that the training takes.
-        diverged: whether the held path rose above its start, on the watched samples and on the
-            training's: its steps are too long to be held, even at a share of the rates.
+        diverged: whether the stale path rose above its start, on the watched samples and on the
+            training's: its steps are too long, even at a share of the rates.
         rate_share: the share of the training's rates that was followed: 1, or 1/2, 1/4 ... where a
             path at higher ones left.
-        kept: how far a batch's loss really fell while its gradient was held, over what the
+        kept: how far a batch's loss really fell while its gradient was reused, over what the
             gradient promised: 1 where the loss is straight over a hold, 1/2 where a hold comes to
             the lowest point of a parabola, less beyond it.
     """
@@ -126,9 +126,9 @@ class HeldForecast:
     loss: Float[np.ndarray, " t"]
     uncertainty: Float[np.ndarray, " t"]
     at: np.ndarray
-    held: np.ndarray
+    stale: np.ndarray
     memory: np.ndarray
-    knots: np.ndarray
+    refresh_steps: np.ndarray
     gradients: float
     training_gradients: float
     diverged: bool
@@ -138,10 +138,10 @@ class HeldForecast:
     plot, _repr_html_, __repr__ = RESULT
 
     def __str__(self) -> str:
-        steps, count = len(self.loss) - 1, len(self.knots)
+        steps, count = len(self.loss) - 1, len(self.refresh_steps)
         times = self.read((0.1, 0.4))
         lines = [
-            f"HeldForecast of {steps:,} steps from {count:,} gradients, "
+            f"StaleGradientForecast of {steps:,} steps from {count:,} gradients, "
             f"{100 * self.share:.2g} % of the training's cost",
             f"  loss {self.loss[0]:.4g} to {self.loss[-1]:.4g}"
             + (f" ± {self.uncertainty[-1]:.2g}" if self.is_bounded else ""),
@@ -165,7 +165,7 @@ class HeldForecast:
     def is_bounded(self) -> bool:
         """Whether `uncertainty` is all that is in doubt.
 
-        Not where the path was left, or gradients were held for too long: then `trust` doubts the
+        Not where the path was left, or gradients were reused for too long: then `trust` doubts the
         loss without saying by how much, and no range is printed.
         """
         return not self.diverged and self.kept >= BY.coarse
@@ -175,21 +175,21 @@ class HeldForecast:
         """In words, how far to trust it; None where the correction is small."""
         if self.diverged:
             return (
-                "held gradients left the path: this training's steps are too long to be held "
-                f"between {len(self.knots)} gradients, even at {self.rate_share:g} of the rates; "
+                "stale gradients left the path: this training's steps are too long "
+                f"for {len(self.refresh_steps)} gradients, even at {self.rate_share:g} of them; "
                 "give a larger share, or a lower rate"
             )
         drop = abs(self.loss[0] - self.loss[-1])
         off = float(np.max(self.uncertainty)) / max(drop, 1e-12)
         if self.rate_share < 1:
             return (
-                f"these rates are too high for a gradient to be held for {self.stride:.2g} steps; "
+                f"these rates are too high for gradients that are {self.stride:.2g} steps old; "
                 f"followed at {self.rate_share:g} of them, known to ± {100 * off:.2g} % of "
-                "the loss's drop; that the training itself bears them is not known"
+                "the loss's drop; that the training itself is stable at them is not known"
             )
         if self.kept < BY.coarse:
             return (
-                f"a gradient held for {self.stride:.2g} steps gave {100 * self.kept:.2g} % of what "
+                f"a gradient used for {self.stride:.2g} steps gave {100 * self.kept:.2g} % of what "
                 "it promised: too long for these rates; the loss is likely to fall faster, and "
                 "lower; give a larger share, or a lower rate"
             )
@@ -199,11 +199,11 @@ class HeldForecast:
 
     @property
     def stride(self) -> float:
-        """Steps for which a gradient is held, on average."""
-        return float(self.at[-1]) / len(self.knots)
+        """Steps for which a gradient is used, on average."""
+        return float(self.at[-1]) / len(self.refresh_steps)
 
     def level(self, threshold: float) -> float:
-        """The loss at which a share of the foreseen drop is left."""
+        """The loss at which a share of the forecast drop is left."""
         return float(self.loss[-1] + threshold * (self.loss[0] - self.loss[-1]))
 
     def between(self, level: float, off: float = 0.0) -> tuple[int, int]:
@@ -239,7 +239,7 @@ class HeldForecast:
         return wanted.read(loss, loss, reached=not self.diverged)
 
 
-class HeldState(NamedTuple):
+class StaleState(NamedTuple):
     """Where a path is.
 
     Attributes:
@@ -256,7 +256,7 @@ class HeldState(NamedTuple):
 
 
 @dataclasses.dataclass
-class Knot:
+class Refresh:
     """A step at which a gradient is taken, and what became of it.
 
     Attributes:
@@ -264,7 +264,8 @@ class Knot:
         scale: the fraction of the optimizer's steps that is taken from here on.
         loss: of the watched samples, at weights smoothed over neighbours; None where not evaluated.
         before: of its own batch before this was learnt; None at the end of the path.
-        fall: of that batch's loss by the next knot, negative where it fell; None where not looked.
+        fall: of that batch's loss by the next refresh, negative where it fell; None where not
+            looked.
         promised: what its gradient makes of that change of the weights.
     """
 
@@ -283,7 +284,7 @@ class Training(NamedTuple):
         network: ``(params, x) -> outputs (N, C)``.
         loss: of the training.
         optimizer: see `same_program`.
-        batch: samples and targets of a step, and of how many knots so far.
+        batch: samples and targets of a step, and of how many refreshes so far.
         watched: the loss of weights on the watched samples.
     """
 
@@ -294,22 +295,22 @@ class Training(NamedTuple):
     watched: Callable[[Params], float]
 
 
-def follow_held(
+def follow_stale(
     training: Training,
-    start: HeldState,
+    start: StaleState,
     steps: np.ndarray,
     points: np.ndarray,
     *,
     scale: float = 1.0,
-    before: Sequence[Knot] = (),
-) -> tuple[list[Knot], HeldState | None]:
-    """Run the optimizer, with a gradient of its own at every knot alone, until it leaves its path.
+    before: Sequence[Refresh] = (),
+) -> tuple[list[Refresh], StaleState | None]:
+    """Run the optimizer, with a new gradient at every refresh alone, until it leaves its path.
 
     Args:
         training: see there.
         start: where.
-        steps: of the knots (K + 1,), from the start to the end.
-        points: numbers of knots (E,) at which the watched loss is evaluated.
+        steps: of the refreshes (K + 1,), from the start to the end.
+        points: numbers of refreshes (E,) at which the watched loss is evaluated.
         scale: the fraction of the optimizer's steps that is taken.
         before: the path up to the start.
 
@@ -317,38 +318,39 @@ def follow_held(
         The whole path, and where it left: the last point at which watched samples or the training's
         own were not above their start. None where it did not.
     """
-    knots = [Knot(int(step), scale) for step in steps]
-    knots[0].loss = start.loss
-    path, last, good = [*before, *knots], len(knots) - 1, start
+    refreshes = [Refresh(int(step), scale) for step in steps]
+    refreshes[0].loss = start.loss
+    path, last, good = [*before, *refreshes], len(refreshes) - 1, start
     states, waiting, own = (
         {0: (start.params, start.state)},
         [p for p in points.tolist() if p > 0],
         [],
     )
     for k in range(last + 1):
-        # The window of a point is whole once its last knot is there.
+        # The window of a point is whole once its last refresh is there.
         while waiting and (k == last or waiting[0] <= k - BY.window):
             point = waiting.pop(0)
             near = np.arange(max(0, point - BY.window), min(k, point + BY.window) + 1)
             weights = _mix([states[i][0] for i in near.tolist()], line_weights(near, point))
-            loss = knots[point].loss = training.watched(weights)
+            loss = refreshes[point].loss = training.watched(weights)
             if has_left(np.array(own), point, loss, path[0]):
                 return path, good
-            good = HeldState(knots[point].step, *states[point], loss)
+            good = StaleState(refreshes[point].step, *states[point], loss)
         if k == last:
             break
-        x, targets = training.batch(knots[k].step, len(before) + k)
+        x, targets = training.batch(refreshes[k].step, len(before) + k)
         params, state = states[k]
         network = training.network.precise(params, x)
-        value, held = _loss_and_gradient(network, params, x, targets, loss=training.loss)
+        value, stale = _loss_and_gradient(network, params, x, targets, loss=training.loss)
+        times = refreshes[k + 1].step - refreshes[k].step
         params, state, promised = inlined(_hold, training.optimizer)(
-            training.optimizer, params, state, held, knots[k + 1].step - knots[k].step, scale
+            training.optimizer, params, state, stale, times, scale
         )
         own.append(float(value))
-        states[k + 1], knots[k].before = (params, state), own[-1]
+        states[k + 1], refreshes[k].before = (params, state), own[-1]
         if k % 2 == 0:
             learnt = loss_of_weights(network, params, x, targets, loss=training.loss)
-            knots[k].fall, knots[k].promised = float(learnt) - own[-1], float(promised)
+            refreshes[k].fall, refreshes[k].promised = float(learnt) - own[-1], float(promised)
         for i in [i for i in states if i < min(k + 1, waiting[0] - BY.window)]:
             del states[i]
     return path, None
@@ -387,7 +389,7 @@ def step_sizes(optimizer: optax.GradientTransformation, params: Params, steps: i
     return np.maximum(sizes / np.max(sizes), BY.least)
 
 
-def place_knots(sizes: np.ndarray, count: int) -> np.ndarray:
+def place_refreshes(sizes: np.ndarray, count: int) -> np.ndarray:
     """Steps at which a gradient is taken, and the end: denser by the root of the step's size.
 
     Args:
@@ -398,7 +400,7 @@ def place_knots(sizes: np.ndarray, count: int) -> np.ndarray:
         Increasing steps from 0 to T, at most count + 1 of them.
 
     Example:
-        >>> place_knots(np.array([1.0, 1.0, 1.0, 1.0, 0.25, 0.25, 0.25, 0.25]), 3).tolist()
+        >>> place_refreshes(np.array([1.0, 1.0, 1.0, 1.0, 0.25, 0.25, 0.25, 0.25]), 3).tolist()
         [0, 2, 4, 8]
     """
     passed = np.concatenate([[0.0], np.cumsum(np.sqrt(sizes))])
@@ -406,24 +408,24 @@ def place_knots(sizes: np.ndarray, count: int) -> np.ndarray:
     return np.unique(np.round(at).astype(int))
 
 
-def place_points(knots: int, count: int) -> np.ndarray:
-    """Which of the knots are points of the curve: the first, the last, more of them early on.
+def place_points(refreshes: int, count: int) -> np.ndarray:
+    """Which of the refreshes are points of the curve: the first, the last, more of them early on.
 
     Example:
         >>> place_points(81, 5).tolist()
         [0, 13, 32, 55, 80]
     """
-    return np.unique(np.round(np.linspace(0, 1, count) ** 1.3 * (knots - 1)).astype(int))
+    return np.unique(np.round(np.linspace(0, 1, count) ** 1.3 * (refreshes - 1)).astype(int))
 
 
-def line_weights(knots: np.ndarray, at: int) -> np.ndarray:
-    """The coefficients of weights at these knots in the value at `at` of a line fitted to them.
+def line_weights(refreshes: np.ndarray, at: int) -> np.ndarray:
+    """The coefficients of weights at these refreshes in the value at `at` of a line fitted to them.
 
     Neighbours count by the tricube of their distance, as in local regression.
 
     Args:
-        knots: numbers of knots (n,), `at` among them.
-        at: the knot in question.
+        refreshes: numbers of refreshes (n,), `at` among them.
+        at: the refresh in question.
 
     Returns:
         Coefficients (n,) that sum to one.
@@ -432,8 +434,8 @@ def line_weights(knots: np.ndarray, at: int) -> np.ndarray:
         >>> line_weights(np.array([3, 4, 5]), 4).round(2).tolist()
         [0.29, 0.43, 0.29]
     """
-    away = (knots - at).astype(float)
-    if len(knots) == 1:
+    away = (refreshes - at).astype(float)
+    if len(refreshes) == 1:
         return np.ones(1)
     near = (1 - (np.abs(away) / (np.max(np.abs(away)) + 1)) ** 3) ** 3
     design = np.stack([np.ones_like(away), away], axis=1) * np.sqrt(near)[:, None]
@@ -477,19 +479,19 @@ def watcher(
     return look
 
 
-def has_left(own: np.ndarray, point: int, loss: float, first: Knot) -> bool:
+def has_left(own: np.ndarray, point: int, loss: float, first: Refresh) -> bool:
     """Whether a path is above its start at a point, on the watched samples and on its own batches.
 
-    The former alone is a network that learns its samples by heart.
+    The former alone is a network that overfits its samples.
 
     Args:
-        own: every knot's loss on its own batch, as far as it is known (K,).
-        point: the number of a knot.
+        own: every refresh's loss on its own batch, as far as it is known (K,).
+        point: the number of a refresh.
         loss: of the watched samples there.
-        first: the first knot of the training.
+        first: the first refresh of the training.
 
     Example:
-        >>> first = Knot(0, 1.0, loss=2.0, before=2.0)
+        >>> first = Refresh(0, 1.0, loss=2.0, before=2.0)
         >>> has_left(np.array([2.0, 3.0, 5.0, 9.0]), 3, 8.0, first)
         True
     """
@@ -502,12 +504,12 @@ def has_left(own: np.ndarray, point: int, loss: float, first: Knot) -> bool:
 
 
 def smoothed(where: np.ndarray, values: np.ndarray, at: np.ndarray) -> np.ndarray:
-    """Values by a Gaussian mean over some twelve knots.
+    """Values by a Gaussian mean over some twelve refreshes.
 
     Args:
-        where: knots of the values (P,).
+        where: refreshes of the values (P,).
         values: (P,).
-        at: knots that are asked (E,).
+        at: refreshes that are asked (E,).
 
     Returns:
         (E,).
@@ -541,30 +543,30 @@ def _loss_and_gradient(
 
 @jit
 def _hold(
-    optimizer: Optimizer, params: Params, state: Any, held: Params, times: Array, scale: Array
+    optimizer: Optimizer, params: Params, state: Any, stale: Params, times: Array, scale: Array
 ) -> tuple[Params, Any, Array]:
     """Many steps with one gradient, and its product with the change of the weights."""
 
     def one(_: Array, carry: tuple[Params, Any]) -> tuple[Params, Any]:
-        updates, after = optimizer.update(held, carry[1], carry[0])
+        updates, after = optimizer.update(stale, carry[1], carry[0])
         updates = jax.tree.map(lambda u: jnp.asarray(scale, u.dtype) * u, updates)
         return optax.apply_updates(carry[0], updates), after
 
     moved, state = jax.lax.fori_loop(0, times, one, (params, state))
     change = jax.tree.map(jnp.subtract, moved, params)
-    return moved, state, jnp.asarray(optax.tree.vdot(held, change))
+    return moved, state, jnp.asarray(optax.tree.vdot(stale, change))
 
 
 def corrected(
-    path: list[Knot],
+    path: list[Refresh],
     spent: float,
     training: float,
     steps: int,
     *,
     left: bool = False,
     fresh: int | None = None,
-) -> HeldForecast:
-    """The training's curve from the held path's, less what the noise of held gradients costs.
+) -> StaleGradientForecast:
+    """The training's curve from the stale path's, less what the noise of stale gradients costs.
 
     Where only a fraction of the optimizer's steps was taken, the path is behind the training: its
     loss at step t is that of a step before, t' of as many whole steps, if a loss falls as steps
@@ -579,13 +581,13 @@ def corrected(
         fresh: batches until the first one comes again; None for those of the training.
 
     Returns:
-        A `HeldForecast`.
+        A `StaleGradientForecast`.
     """
     last, every = len(path) - 1, np.arange(steps + 1)
-    knots, scale = np.array([k.step for k in path]), np.array([k.scale for k in path[:-1]])
-    points = np.array([i for i, knot in enumerate(path) if knot.loss is not None])
-    measured = np.array([i for i, knot in enumerate(path) if knot.fall is not None], int)
-    before = np.array([knot.before for knot in path if knot.before is not None])
+    refreshes, scale = np.array([k.step for k in path]), np.array([k.scale for k in path[:-1]])
+    points = np.array([i for i, refresh in enumerate(path) if refresh.loss is not None])
+    measured = np.array([i for i, refresh in enumerate(path) if refresh.fall is not None], int)
+    before = np.array([refresh.before for refresh in path if refresh.before is not None])
     fall = np.array([path[i].fall for i in measured], float)
     losses = np.array([path[i].loss for i in points], float)
     others = np.interp(np.arange(last + 1), points, losses)
@@ -600,17 +602,17 @@ def corrected(
     diverged = left or not (np.all(np.isfinite(losses)) and np.all(np.isfinite(memory)))
     if diverged:  # nothing is corrected: the path is not the training's
         off = np.zeros_like(off)
-    at = knots[points]
+    at = refreshes[points]
     shown = _evened(np.where(np.isfinite(losses), losses, losses[0]) - off)
     curve, doubt = _between(at, shown, every), BY.doubt * _between(at, off, every)
-    done = np.concatenate([[0.0], np.cumsum(scale * np.diff(knots))])
-    behind = np.interp(np.interp(every, knots, done), every, curve) - curve
+    done = np.concatenate([[0.0], np.cumsum(scale * np.diff(refreshes))])
+    behind = np.interp(np.interp(every, refreshes, done), every, curve) - curve
     behind = np.minimum.accumulate(np.maximum(behind, 0.0)[::-1])[::-1]  # a loss has no bend there
     lag = BY.lag * behind * (not diverged)
     promised = float(sum(path[i].promised for i in measured))
     kept = float(np.sum(fall)) / promised if promised < 0 and not diverged else 1.0
-    return HeldForecast(
-        curve - lag, doubt + lag, at, losses, memory, knots[:-1], spent, training, diverged,
+    return StaleGradientForecast(
+        curve - lag, doubt + lag, at, losses, memory, refreshes[:-1], spent, training, diverged,
         float(np.min(scale, initial=1.0)), kept,
     )  # fmt: skip
 
@@ -620,13 +622,13 @@ def by_heart(before: np.ndarray, others: np.ndarray, fresh: int, points: np.ndar
 
     For least squares others rise above the optimum of all sequences by as much as the sample's own
     fall below it, half of the gap between them (Mallows' C_p); along a path it is less.
-    Every batch is held against itself, since batches differ by more than what is looked for.
+    Every batch is compared with itself, since batches differ by more than what is looked for.
 
     Args:
         before: every batch's loss before it is learnt (K,), the same batches over and over.
-        others: what the watched loss is at these knots (K,).
+        others: what the watched loss is at these refreshes (K,).
         fresh: batches until the first one comes again.
-        points: knots of the curve (E,).
+        points: refreshes of the curve (E,).
 
     Returns:
         (E,), nothing before a batch comes again.
@@ -664,7 +666,7 @@ def _evened(loss: np.ndarray) -> np.ndarray:
     return found
 
 
-def held_forecast(
+def stale_gradient_forecast(
     apply_fn: ApplyFn,
     params: Params,
     x: Any,
@@ -680,11 +682,11 @@ def held_forecast(
     loss: str | Loss = "cross_entropy",
     share: float = 0.2,
     total_samples: int | None = None,
-) -> HeldForecast:
+) -> StaleGradientForecast:
     """The loss curve of a fine-tuning with many outputs, from a share of its gradients.
 
     This is an integrator with few right-hand sides, and it does step the network's weights, along
-    its own path: of the steps between two knots only the first has a gradient of its own. What
+    its own path: of the steps between two refreshes only the first has a gradient of its own. What
     that costs is counted, and kept within `share`; the module says what is done.
 
     Args:
@@ -692,12 +694,12 @@ def held_forecast(
         params: what trains, such as the adapters of `jaxttp.models.lora`.
         x: training sequences (N, ...).
         y: labels (N,), of tokens (N, T), or targets (N, C).
-        x_watched: the sequences whose loss is foreseen (M, ...); of no batch, or some of `x`.
+        x_watched: the sequences whose loss is forecast (M, ...); of no batch, or some of `x`.
         y_watched: their labels.
         optimizer: any optax transformation of gradients alone.
         steps: T.
         batch_size: B, sequences a step.
-        key: draws the batches; those of the training at the same key are used at the knots.
+        key: draws the batches; those of the training at the same key are used at the refreshes.
         protocol: how, see `jaxttp.dynamics.batch_indices`.
         loss: a name or a `Loss`.
         share: of the training's gradients that this may take, in (0, 1); counted, not timed.
@@ -706,24 +708,24 @@ def held_forecast(
             sequence of the sample once before it sees one again.
 
     Returns:
-        A `HeldForecast`.
+        A `StaleGradientForecast`.
 
     Raises:
-        ValueError: a share that pays for fewer than 24 knots beside the points of the curve; steps,
-            batches, labels or an optimiser that do not fit; gradients that are not finite.
+        ValueError: a share that affords fewer than 24 refreshes beside the points of the curve;
+            steps, batches, labels or an optimiser that do not fit; gradients that are not finite.
 
     Example:
         >>> import jax, jax.numpy as jnp
         >>> table = jnp.zeros((5, 5))
         >>> x = jnp.arange(240).reshape(60, 4) % 5
-        >>> found = held_forecast(lambda w, x: w[x], table, x, (x + 1) % 5, x_watched=x[:4],
-        ...                       y_watched=(x[:4] + 1) % 5, optimizer=optax.adam(0.02), steps=200,
-        ...                       batch_size=6, key=jax.random.key(0))
+        >>> found = stale_gradient_forecast(
+        ...     lambda w, x: w[x], table, x, (x + 1) % 5, x_watched=x[:4], y_watched=(x[:4] + 1) %
+        5, ...     optimizer=optax.adam(0.02), steps=200, batch_size=6, key=jax.random.key(0))
         >>> found.loss.shape, bool(found.loss[-1] < found.loss[0]), found.share <= 0.2
         ((201,), True, True)
 
     Source:
-        Derived; held gradients are Euler's method of first weak order for the mean path.
+        Derived; stale gradients are Euler's method of first weak order for the mean path.
     """
     check_integer("steps", steps, at_least=1)
     check_number("share", share, above=0.0, below=1.0)
@@ -747,18 +749,18 @@ def held_forecast(
     fresh = None if total_samples is None else count(x) // batch_size
     per_point = FORWARD * count(x_watched) / batch_size
 
-    def batch(step: int, knot: int) -> tuple[Any, Array]:
-        some = indices[step] if fresh is None else indices[knot % fresh]
+    def batch(step: int, refresh: int) -> tuple[Any, Array]:
+        some = indices[step] if fresh is None else indices[refresh % fresh]
         return take(x, some), targets[some]
 
     most = affordable(share, steps, POINTS * per_point, batch_size)
     look = watcher(rows, loss_watched, x_watched, watched, batch_size)
     training = Training(rows, loss, same_program(optimizer, params), batch, look)
-    begin = HeldState(0, params, optimizer.init(params), look(params))
+    begin = StaleState(0, params, optimizer.init(params), look(params))
     give_back()  # what compiling has left: hundreds of MB for a large network
     sizes, paid = step_sizes(optimizer, params, steps), share * steps
     path, is_left, paid_for = follow_within(training, begin, sizes, paid, per_point, most)
-    losses = [loss for knot in path for loss in (knot.loss, knot.before) if loss is not None]
+    losses = [loss for one in path for loss in (one.loss, one.before) if loss is not None]
     check_gradients(rows, params, x, np.array(losses))
     return corrected(
         path, paid_for * batch_size, float(steps * batch_size), steps, left=is_left, fresh=fresh
@@ -767,12 +769,12 @@ def held_forecast(
 
 def follow_within(
     training: Training,
-    start: HeldState,
+    start: StaleState,
     sizes: np.ndarray,
     budget: float,
     per_point: float,
     most: int,
-) -> tuple[list[Knot], bool, float]:
+) -> tuple[list[Refresh], bool, float]:
     """The path to the horizon; where it leaves, on from its last good point by half of the steps.
 
     Args:
@@ -781,26 +783,26 @@ def follow_within(
         sizes: of every step (T,), see `step_sizes`.
         budget: gradients of a batch that it may take.
         per_point: what a point of the curve costs.
-        most: knots.
+        most: refreshes.
 
     Returns:
         The path, whether it was left for good, and the gradients that it took.
     """
     steps, spent, points, scale = len(sizes), per_point, POINTS, 1.0
-    path: list[Knot] = []
+    path: list[Refresh] = []
     while True:
-        before = [knot for knot in path if knot.step < start.step]
-        knots = start.step + place_knots(sizes[start.step :], most)
-        path, good = follow_held(
-            training, start, knots, place_points(len(knots), points), scale=scale, before=before
-        )
+        before = [refresh for refresh in path if refresh.step < start.step]
+        refreshes = start.step + place_refreshes(sizes[start.step :], most)
+        at = place_points(len(refreshes), points)
+        path, good = follow_stale(training, start, refreshes, at, scale=scale, before=before)
         spent += cost_of(path[len(before) :], per_point)
         if good is None:
             return path, False, spent
         start, scale = good, scale / 2
-        known = sum(knot.loss is not None and knot.step < good.step for knot in path)
+        known = sum(refresh.loss is not None and refresh.step < good.step for refresh in path)
         points = max(3, POINTS - known)
-        most = min(pays_for(budget - spent - (points - 1) * per_point), steps - good.step)
+        rest = budget - spent - (points - 1) * per_point
+        most = min(affordable_refreshes(rest), steps - good.step)
         if most < FEWEST * (steps - good.step) / steps:
             return path, True, spent
 
@@ -825,34 +827,35 @@ def _check_outputs(network: Any, params: Params, few: Any) -> None:
     check_finite("apply_fn(params, x)", outputs)
 
 
-def cost_of(knots: Sequence[Knot], per_point: float) -> float:
-    """Gradients of a batch that some knots took, the first of their points apart.
+def cost_of(refreshes: Sequence[Refresh], per_point: float) -> float:
+    """Gradients of a batch that some refreshes took, the first of their points apart.
 
     Args:
-        knots: as far as they were followed.
+        refreshes: as far as they were followed.
         per_point: what a point of the curve costs.
     """
-    gradients = sum(knot.before is not None for knot in knots)
-    looks = sum(knot.fall is not None for knot in knots)
-    return gradients + FORWARD * looks + per_point * (sum(k.loss is not None for k in knots) - 1)
+    gradients = sum(refresh.before is not None for refresh in refreshes)
+    looks = sum(refresh.fall is not None for refresh in refreshes)
+    points = sum(refresh.loss is not None for refresh in refreshes)
+    return gradients + FORWARD * looks + per_point * (points - 1)
 
 
-def pays_for(paid: float) -> int:
-    """Knots that some gradients pay for, each with half a look back at its batch.
+def affordable_refreshes(paid: float) -> int:
+    """Refreshes that some gradients afford, each with half a look back at its batch.
 
     Example:
-        >>> pays_for(98.0)
+        >>> affordable_refreshes(98.0)
         84
     """
-    knots = max(0, int(paid / (1 + FORWARD / 2)))
+    refreshes = max(0, int(paid / (1 + FORWARD / 2)))
     # Every second batch is looked at again, the first one among them.
-    return knots - (knots > 0 and knots + FORWARD * -(-knots // 2) > paid)
+    return refreshes - (refreshes > 0 and refreshes + FORWARD * -(-refreshes // 2) > paid)
 
 
 def affordable(
     share: float, steps: int, beside: float, batch_size: int, *, name: str = "share"
 ) -> int:
-    """How many knots a share of a training pays for, each with half a look back at its batch.
+    """How many refreshes a share of a training affords, each with half a look back at its batch.
 
     Args:
         share: of the training's gradients.
@@ -872,11 +875,11 @@ def affordable(
         84
     """
     paid = share * steps - beside
-    knots = pays_for(paid)
-    if knots < FEWEST:
+    refreshes = affordable_refreshes(paid)
+    if refreshes < FEWEST:
         raise ValueError(
-            f"{name}={share:g} of {steps} steps pays for {knots} gradients beside the "
+            f"{name}={share:g} of {steps} steps affords {refreshes} gradients beside the "
             f"points of the curve (worth {beside:.3g} batches of {batch_size}); {FEWEST} are "
             f"needed. Give a larger {name}, fewer watched sequences, or train it."
         )
-    return min(knots, steps)
+    return min(refreshes, steps)

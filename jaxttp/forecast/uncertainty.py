@@ -567,10 +567,10 @@ def trust_in_path(path: RelinearizedTrajectory, rule: Rule) -> str | None:
     Returns:
         A sentence, or None where there is no warning.
     """
-    if path.held_from >= 0:
+    if path.frozen_from >= 0:
         return (
             f"at the edge of stability by step {path.edge_at}: a real training oscillates there; "
-            f"this is a mean path with the kernel of step {path.held_from} held"
+            f"this is a mean path with the kernel of step {path.frozen_from} frozen"
         )
     rising = trust_in_loss(
         path.loss,

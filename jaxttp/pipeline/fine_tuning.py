@@ -18,7 +18,7 @@ from jaxttp._core.types import Model, Progress, count, take
 from jaxttp.adapters import as_rows, from_nnx
 from jaxttp.data import load_corpus, load_tokenizer
 from jaxttp.dynamics.batches import batch_indices
-from jaxttp.forecast import HeldForecast, held_forecast
+from jaxttp.forecast import StaleGradientForecast, stale_gradient_forecast
 from jaxttp.forecast.stale_gradients import FORWARD, POINTS, affordable, watcher
 from jaxttp.forecast.wall_clock import readable_time
 from jaxttp.losses import encode_targets
@@ -200,7 +200,8 @@ def check_decoder(network: object, name: str) -> Decoder:
     if not isinstance(network, Decoder) or network.kind != "language_model":
         raise TypeError(
             f"{name} must be a jaxttp.models.Decoder with head='language_model'; got "
-            f"{type(network).__name__}. Others: jaxttp.forecast.held_forecast takes any function."
+            f"{type(network).__name__}. For any function: "
+            "jaxttp.forecast.stale_gradient_forecast."
         )
     return network
 
@@ -383,7 +384,7 @@ class FineTuning:
     settings: Settings
     adapters: LoraSettings
     task: TextTask
-    found: HeldForecast
+    found: StaleGradientForecast
     step_time: StepTime
     forecast_seconds: float
     run: WatchedRun | None = None
@@ -447,14 +448,14 @@ class FineTuning:
 
     @property
     def is_bounded(self) -> bool:
-        """Whether the uncertainty of the loss is all that is in doubt, see `HeldForecast`."""
+        """See `StaleGradientForecast.is_bounded`."""
         return self.found.is_bounded and not self._limits
 
     @property
     def _limits(self) -> tuple[str, ...]:
         """Effects that the forecast does not model, and so gives no size of."""
         warnings, samples = [], len(self.task.x)
-        drawn = len(self.found.knots) * self.batch_size
+        drawn = len(self.found.refresh_steps) * self.batch_size
         if self.epochs > TEXT.again:
             warnings.append(
                 f"the training sees every sequence {self.epochs:.1f} times, the forecast's path "
@@ -489,8 +490,8 @@ class FineTuning:
             lines[-1] += f"; real {took}, loss {float(self.run.loss[-1]):.4g}"
         lines.append(
             f"the forecast cost {100 * found.share:.2g} % of the training's gradients "
-            f"({len(found.knots)} of {steps:,} steps), {readable_time(self.forecast_seconds)} here "
-            "with compilation"
+            f"({len(found.refresh_steps)} of {steps:,} steps), "
+            f"{readable_time(self.forecast_seconds)} here with compilation"
         )
         lines += [f"trust: {line}" for line in self.trust]
         return "\n".join(wrapped(line, 4) for line in lines)
@@ -520,7 +521,7 @@ class FineTuning:
             "step_seconds": each,
             "seconds": self.settings.steps * each,
             "forecast": {
-                "share": found.share, "gradients": len(found.knots),
+                "share": found.share, "gradients": len(found.refresh_steps),
                 "seconds": self.forecast_seconds,
             },
             "versions": versions(),
@@ -554,8 +555,8 @@ def fine_tuning_task(
         A `FineTuning`.
 
     Raises:
-        ValueError: as `read_text`, `split_task` and `held_forecast`; `total_samples` with `verify`,
-            or fewer than the text has.
+        ValueError: as `read_text`, `split_task` and `stale_gradient_forecast`; `total_samples` with
+            `verify`, or fewer than the text has.
         ImportError: the extra `text` is not installed.
 
     Example:
@@ -633,7 +634,7 @@ def _forecast(
     watched = {"x_watched": task.x_watched, "y_watched": task.y_watched, "steps": settings.steps}
     tell("stale gradients", 0, 1)
     begun = time.perf_counter()
-    found = held_forecast(
+    found = stale_gradient_forecast(
         *task.model, task.x, task.y, key=keys[0], share=budget_share(settings),
         total_samples=total, **watched, **common,
     )  # fmt: skip

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from jaxttp.dynamics import Diffusion, RelinearizedTrajectory
-from jaxttp.forecast import HeldForecast, OnlineForecast, Prediction
+from jaxttp.forecast import OnlineForecast, Prediction, StaleGradientForecast
 from jaxttp.gauss_newton import StepForecast
 from jaxttp.pipeline import FineTuning, Forecast, TaskSteps
 from jaxttp.pipeline.settings import hyperparameters
@@ -262,16 +262,16 @@ def plot_online(result: OnlineForecast) -> Figure:
 
 
 @figure_of
-def plot_held(result: HeldForecast) -> Figure:
+def plot_stale_gradients(result: StaleGradientForecast) -> Figure:
     """The loss by stale gradients with its uncertainty, and the path before the correction."""
     figure, (axes,) = panels()
-    _held(axes, result, bounded=result.is_bounded)
-    axes.plot(result.at, result.held, "o:", color=GREY, ms=4, label="path of stale gradients")
+    _stale_gradients(axes, result, bounded=result.is_bounded)
+    axes.plot(result.at, result.stale, "o:", color=GREY, ms=4, label="path of stale gradients")
     axes.set(xlabel="training step", ylabel="loss of the watched sequences")
     return figure
 
 
-def _held(axes: Axes, found: HeldForecast, *, bounded: bool) -> None:
+def _stale_gradients(axes: Axes, found: StaleGradientForecast, *, bounded: bool) -> None:
     """The loss at every step, and how far it may be off where that is known."""
     if bounded:
         low, high = found.loss - found.uncertainty, found.loss + found.uncertainty
@@ -287,7 +287,7 @@ def plot_fine_tuning(result: FineTuning) -> Figure:
     found, run, each = result.found, result.run, result.tokens_a_step
     if run is not None:
         axes.plot(run.at, run.loss[run.at], color=REAL, label="real training")
-    _held(axes, found, bounded=result.is_bounded)
+    _stale_gradients(axes, found, bounded=result.is_bounded)
     goals = {f"{one.words}: step {one.step}": one.step for one in result.goals if one.step >= 0}
     for marker, (words, step) in zip(cycle(MARKERS), goals.items(), strict=False):
         axes.plot(step, found.loss[step], marker, color=PREDICTED, mfc="white", ms=9, label=words)

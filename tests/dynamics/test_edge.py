@@ -87,7 +87,7 @@ def test_the_mean_path_stays_where_the_network_does(rebuilds):
 @pytest.mark.slow
 def test_without_damping_a_kernel_beyond_the_edge_diverges():
     found = forecast(damp=False)
-    assert found.edge_at == found.held_from == -1
+    assert found.edge_at == found.frozen_from == -1
     assert float(found.loss[-1]) > 1e3 * float(found.loss[0])
 
 
@@ -138,4 +138,4 @@ def test_beyond_the_edge_a_linear_network_is_its_kernel(rate, share):
         odds = np.exp(outputs)
         off = odds / odds.sum(1, keepdims=True) - np.asarray(y)
         now = now - rate * np.asarray(x).T @ off / 2
-    assert path.held_from == -1
+    assert path.frozen_from == -1

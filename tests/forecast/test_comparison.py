@@ -115,7 +115,7 @@ def test_each_is_what_a_forecast_of_its_own_says(rebuilt):
 def test_what_follows_a_held_kernel_comes_last(found):
     """Whatever its times: of candidates, as of the rates of one."""
     last = len(found.names) - 1
-    held = {0: prediction(held_from=3), last: prediction()}
+    held = {0: prediction(frozen_from=3), last: prediction()}
     sweep = dataclasses.replace(found.sweep, forecasts=held, relinearized=(0, last))
     assert min(range(3), key=lambda i: module._rank(found.sweep, i)) == 0
     assert max(range(3), key=lambda i: module._rank(sweep, i)) == 0

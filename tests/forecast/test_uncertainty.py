@@ -270,7 +270,7 @@ def path_of(loss, uncertainty=0.0, **more):
     loss = jnp.asarray(loss)
     values = dict.fromkeys(RelinearizedTrajectory.__dataclass_fields__) | {
         "loss": loss, "loss_uncertainty": jnp.linspace(0.0, uncertainty, len(loss)),
-        "edge_at": -1, "held_from": -1, "diverged_at": -1,
+        "edge_at": -1, "frozen_from": -1, "diverged_at": -1,
     } | more  # fmt: skip
     path = object.__new__(RelinearizedTrajectory)
     for name, value in values.items():
@@ -299,7 +299,7 @@ def test_a_path_says_where_it_is_unsure():
     assert "(loss below 0.1) is known to ±" in trust_in_path(path_of(STEADY, 0.06), asked)
     assert "(loss below 0.1) may as well never come" in trust_in_path(path_of(STEADY, 0.2), asked)
     assert "crosses the edge" in trust_in_path(path_of(STEADY, 0.2, edge_at=3), rule)
-    assert "oscillates there" in trust_in_path(path_of(STEADY, edge_at=9, held_from=7), Rule())
+    assert "oscillates there" in trust_in_path(path_of(STEADY, edge_at=9, frozen_from=7), Rule())
 
 
 # --- no range beside a warning that does not say by how much
@@ -312,18 +312,19 @@ def test_a_linear_network_leaves_no_doubt():
         assert (found.trust, found.doubted_from) == (None, None)
 
 
-def falling(held_from=-1):
+def falling(frozen_from=-1):
     loss = jnp.linspace(1.0, 0.0, 101)
     return Path(
         jnp.zeros((101, 1, 1)), loss, loss, uncertainty=jnp.full(101, 0.02),
-        auxiliary=path_of(loss, held_from=held_from, edge_at=held_from), held_from=held_from,
+        auxiliary=path_of(loss, frozen_from=frozen_from, edge_at=frozen_from),
+        frozen_from=frozen_from,
     )  # fmt: skip
 
 
 def test_rebuilt_kernels_are_doubted_from_the_first_step_without_a_size():
     way = Relinearized()
     assert way.doubt(falling(), Rule()) is None
-    held = falling(held_from=9)
+    held = falling(frozen_from=9)
     assert way.doubt(held, Rule()).since == 9
     drawn = dataclasses.replace(falling(), auxiliary=held)
     assert Noisy(centre=way).doubt(drawn, Rule()).since == 9

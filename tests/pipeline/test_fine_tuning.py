@@ -10,7 +10,7 @@ import pytest
 
 from jaxttp import train
 from jaxttp.data import load_corpus, load_tokenizer
-from jaxttp.forecast import HeldForecast
+from jaxttp.forecast import StaleGradientForecast
 from jaxttp.models import load_transformer
 from jaxttp.pipeline import (
     FineTuning,
@@ -63,7 +63,7 @@ def test_what_is_watched_is_no_part_of_what_trains(task):
 def forecast(task, folder, held=None, **options):
     """Of a curve that is known: 3 - t / 300, ± 0.1, half a second a step."""
     loss = 3 - np.arange(301) / 300
-    found = HeldForecast(
+    found = StaleGradientForecast(
         loss, np.full(301, 0.1), np.array([0, 300]), loss[[0, -1]], np.zeros(2), np.arange(40),
         480.0, 2400.0, False,
     )  # fmt: skip
@@ -76,7 +76,7 @@ def forecast(task, folder, held=None, **options):
 def bounded(task, folder, **held):
     """A path within the sample, of a corpus that is seen once: all that is in doubt has a size."""
     chosen = settings(folder, target_loss=(2.5, 1.0), total_samples=24_000)
-    return forecast(task, folder, {"knots": np.arange(20)} | held, settings=chosen)
+    return forecast(task, folder, {"refresh_steps": np.arange(20)} | held, settings=chosen)
 
 
 def test_steps_become_tokens_and_seconds(task, folder):

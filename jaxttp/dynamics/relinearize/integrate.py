@@ -191,7 +191,7 @@ def integrate(
         rejected=rejected,
         diverged_at=jax.device_put(np.asarray(path.diverged_at)),
         edge_at=edge_at,
-        held_from=frozen_from,
+        frozen_from=frozen_from,
         kernels=setup.costs.kernels,
         gradient_evaluations=setup.costs.products,
         steps_run=setup.costs.steps,

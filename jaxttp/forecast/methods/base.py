@@ -258,8 +258,8 @@ class Path:
         uncertainty: its own estimate of the error of `loss` (T + 1,), or None.
         draws: curves of many draws, or None.
         auxiliary: data of the dynamics that its own `doubt` reads.
-        held_from: the step whose kernel was held from there on, because the path stays beyond the
-            edge of stability; None for never.
+        frozen_from: the step whose kernel is frozen from there on, because the path stays beyond
+            the edge of stability; None for never.
     """
 
     outputs: Float[Array, "t n c"]
@@ -273,7 +273,7 @@ class Path:
     uncertainty: Float[Array, " t"] | None = None
     draws: Draws | None = None
     auxiliary: Any = None
-    held_from: int | None = None
+    frozen_from: int | None = None
 
     @classmethod
     def of(

@@ -78,13 +78,13 @@ class Relinearized(Dynamics):
             lines, found.train, found.test, diverged=int(found.diverged_at) >= 0,
             gradient_evaluations=found.gradient_evaluations, uncertainty=found.loss_uncertainty,
             products=found.steps_run, auxiliary=found,
-            held_from=found.held_from if found.held_from >= 0 else None,
+            frozen_from=found.frozen_from if found.frozen_from >= 0 else None,
         )  # fmt: skip
 
     def doubt(self, path: Path, rule: Rule) -> Doubt | None:
-        """See `Dynamics`: what states no size begins where a kernel is held."""
+        """See `Dynamics`: what states no size begins where the kernel is frozen."""
         words = trust_in_path(path.auxiliary, rule)
-        return None if words is None else Doubt(words, path.held_from)
+        return None if words is None else Doubt(words, path.frozen_from)
 
     def plain_values(self) -> dict[str, Any]:
         """See `Dynamics`."""
