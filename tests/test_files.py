@@ -181,7 +181,7 @@ def test_lists_of_images_stay_in_their_folder(line, tmp_path):
 LARGE = np.arange(20_000.0)
 
 
-def swept():
+def result():
     setting = Hyperparameters(0.1, loss="squared_error", steps=5)
     return sweep_kernel(jnp.eye(2), jnp.zeros((2, 1)), jnp.ones((2, 1)), [setting] * 200)
 
@@ -200,7 +200,7 @@ def page(path):
 WRITERS = {
     "a.safetensors": lambda path: save_params(path, {"w": LARGE}),
     "a.json": lambda path: write_json(path, list(LARGE)),
-    "a.csv": lambda path: swept().to_csv(path),
+    "a.csv": lambda path: result().to_csv(path),
     "a.png": drawn,
     "a.html": page,
 }

@@ -77,17 +77,17 @@ def test_the_comparison_shows_curves_and_reasons():
         x, y, learning_rate=0.5, steps=20, time_steps=False, target_loss=0.5, target_error=0.3,
         relinearize=0,
     )  # fmt: skip
-    swept = found.sweep
+    sweep_result = found.sweep
     left, middle, right = found.plot(title="two").axes
     curves = [line.get_ydata() for line in left.get_lines() if len(line.get_ydata()) == 21]
-    np.testing.assert_allclose(np.stack(curves), swept.loss)
+    np.testing.assert_allclose(np.stack(curves), sweep_result.loss)
     assert [label.get_text() for label in right.get_yticklabels()] == list(found.names)
     widths = [bar.get_width() for bar in right.patches[:2]]
     np.testing.assert_allclose(widths, [why.speed for why in found.explanations])
-    for axes, curves, k in ((left, swept.loss, 0), (middle, swept.error, 1)):
-        assert swept.targets[k].words() in [text.get_text() for text in axes.texts]
+    for axes, curves, k in ((left, sweep_result.loss, 0), (middle, sweep_result.error, 1)):
+        assert sweep_result.targets[k].words() in [text.get_text() for text in axes.texts]
         stars = [line.get_xydata()[0] for line in axes.get_lines() if line.get_marker() == "*"]
-        steps = swept.target_steps[:, k]
+        steps = sweep_result.target_steps[:, k]
         want = [(t, curve[t]) for t, curve in zip(steps, curves, strict=True) if t >= 0]
         assert len(want) > 0
         np.testing.assert_allclose(stars, want)

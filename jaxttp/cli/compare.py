@@ -40,15 +40,15 @@ def compare(given: Given) -> None:
             time_steps=given["seconds"],
             progress=report,
         )
-    swept = found.sweep
+    result = found.sweep
     plain = {
         "task": task.description,
         "note": task.note,
-        "rule": swept.rule.kind,
-        "metric": swept.rule.metric,
-        "thresholds": list(swept.thresholds),
-        "targets": [target.words() for target in swept.targets],
-        "trainings": swept.trainings,
+        "rule": result.rule.kind,
+        "metric": result.rule.metric,
+        "thresholds": list(result.thresholds),
+        "targets": [target.words() for target in result.targets],
+        "trainings": result.trainings,
         "rows": [_finite(row) for row in found.rows()],
     }
     files = {"comparison.png": figure(lambda: found.plot(title=task.description))}

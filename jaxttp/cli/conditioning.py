@@ -28,7 +28,7 @@ from jaxttp.cli._tables import table
     batch_norm=Option("Task", "Frozen batch norm in linear.", False, flags=("--batch-norm",)),
     accuracy=Option("Goals", "Of the steps that gradient descent needs.", 0.01),
     sweep=Option("Forecast", "Also vary depth, width, skip or alpha.", type=str),
-    values=Option("Forecast", "What the swept parameter takes, as 1,2,4.", type=str,
+    values=Option("Forecast", "What the varied parameter takes, as 1,2,4.", type=str,
                   parse=numbers("values", "1,2,4")),
     seeds=Option("Forecast", "Draws of the weights at every value (default: 3).", type=int),
 )  # fmt: skip
@@ -45,20 +45,20 @@ def conditioning(given: Given) -> None:
             network = "leaky_relu"  # the only network that has a slope
         settings = given.make(ConditionSettings, network=network)
         report("condition number", 0, 1)
-        result, swept = condition(settings), None
+        result, sweep_result = condition(settings), None
         if sweep is not None:
             report(f"sweep over {sweep}", 0, 1)
             seeds = 3 if given["seeds"] is None else given["seeds"]
-            swept = condition_sweep(settings, sweep, given["values"], seeds=seeds)
-    plain = result.to_json() | {"sweep": swept and sweep_to_json(swept)}
+            sweep_result = condition_sweep(settings, sweep, given["values"], seeds=seeds)
+    plain = result.to_json() | {"sweep": sweep_result and sweep_to_json(sweep_result)}
     files = {"conditioning.png": figure(result.plot)}
-    if swept is not None:
-        title = f"over {swept.parameter}: {result.description}"
-        files["conditioning_sweep.png"] = figure(lambda: swept.plot(title=title))
-    shell.deliver("conditioning", plain, lambda to: _print(to, result, swept), files)
+    if sweep_result is not None:
+        title = f"over {sweep_result.parameter}: {result.description}"
+        files["conditioning_sweep.png"] = figure(lambda: sweep_result.plot(title=title))
+    shell.deliver("conditioning", plain, lambda to: _print(to, result, sweep_result), files)
 
 
-def _print(console: Console, result: Any, swept: Any) -> None:
+def _print(console: Console, result: Any, sweep_result: Any) -> None:
     found = result.condition
     say(console, result.description)
     rows = table("Gauss-Newton matrix", "value")
@@ -76,16 +76,16 @@ def _print(console: Console, result: Any, swept: Any) -> None:
     rows.add_row("contraction of a step", f"{result.contraction:.6f}")
     rows.add_row(f"steps to {result.settings.accuracy:g}", f"{result.steps:.4g}")
     console.print(rows)
-    if swept is not None:
-        console.print(_sweep_table(swept))
+    if sweep_result is not None:
+        console.print(_sweep_table(sweep_result))
 
 
-def _sweep_table(swept: Any) -> Table:
-    curves = {"condition number": swept.condition, "bound": swept.bound}
-    if swept.maximum is not None:
-        curves["maximum bound"] = swept.maximum
-    rows = table(swept.parameter, *(f"{name} (median)" for name in curves))
-    for value, *draws in zip(swept.values, *curves.values(), strict=True):
+def _sweep_table(sweep_result: Any) -> Table:
+    curves = {"condition number": sweep_result.condition, "bound": sweep_result.bound}
+    if sweep_result.maximum is not None:
+        curves["maximum bound"] = sweep_result.maximum
+    rows = table(sweep_result.parameter, *(f"{name} (median)" for name in curves))
+    for value, *draws in zip(sweep_result.values, *curves.values(), strict=True):
         middles = (sorted(each)[len(each) // 2] for each in draws)
         rows.add_row(f"{value:g}", *(f"{middle:.4g}" for middle in middles))
     return rows

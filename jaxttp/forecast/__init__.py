@@ -27,7 +27,7 @@ from jaxttp.forecast.stale_gradients import StaleGradientForecast as StaleGradie
 from jaxttp.forecast.stale_gradients import stale_gradient_forecast as stale_gradient_forecast
 from jaxttp.forecast.sweep import sweep as sweep
 from jaxttp.forecast.sweep import sweep_kernel as sweep_kernel
-from jaxttp.forecast.swept import Sweep as Sweep
+from jaxttp.forecast.sweep_result import Sweep as Sweep
 from jaxttp.forecast.training_setup import Descent as Descent
 from jaxttp.forecast.training_setup import Hyperparameters as Hyperparameters
 from jaxttp.forecast.training_setup import grid as grid

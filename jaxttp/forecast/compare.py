@@ -27,7 +27,7 @@ from jaxttp.forecast.methods.base import Linearizer
 from jaxttp.forecast.options import Keywords, check_tokens, choose_kernel, refuse_mesh
 from jaxttp.forecast.problem import Candidate, Problem, check_candidates, problem_of
 from jaxttp.forecast.sweep import SweepPlan, forecast_leaders, screen, with_trust
-from jaxttp.forecast.swept import Sweep
+from jaxttp.forecast.sweep_result import Sweep
 from jaxttp.forecast.training_setup import Hyperparameters
 from jaxttp.forecast.wall_clock import readable_time
 from jaxttp.losses import Loss
@@ -218,13 +218,13 @@ def compare(  # noqa: PLR0913
         lines = Linearizer(problem, estimator)
         choices = (setting,) if learning_rate is not None else _below_limit(lines, setting)
         plan = SweepPlan(choices, len(problem.f0), reading, targets, key, protocol)
-        swept = forecast_leaders(screen(lines, plan), lines, plan, relinearize=relinearize)
-        followed = [i for i in swept.relinearized if swept.stable[i]]
-        best = min(followed or range(len(choices)), key=lambda i: _rank(swept, i))
-        swept = with_trust(swept, lines, plan, (best,))
+        result = forecast_leaders(screen(lines, plan), lines, plan, relinearize=relinearize)
+        followed = [i for i in result.relinearized if result.stable[i]]
+        best = min(followed or range(len(choices)), key=lambda i: _rank(result, i))
+        result = with_trust(result, lines, plan, (best,))
         seconds = _step_seconds(problem, setting) if time_steps else np.nan
-        ranks[name] = _rank(swept, best)
-        rows[name], reasons[name] = (swept, best, seconds), _explain(lines.first, problem)
+        ranks[name] = _rank(result, best)
+        rows[name], reasons[name] = (result, best, seconds), _explain(lines.first, problem)
     order = tuple(sorted(ranks, key=ranks.__getitem__))
     joined = _joined([rows[name] for name in order], targets)
     return Comparison(order, joined, tuple(reasons[name] for name in order))
@@ -234,19 +234,19 @@ def _joined(rows: list[tuple[Sweep, int, float]], targets: tuple[Target, ...]) -
     """One sweep of rows of several, and their seconds a step, NaN where these are not known."""
 
     def stacked(name: str) -> np.ndarray:
-        return np.stack([getattr(swept, name)[i] for swept, i, _ in rows])
+        return np.stack([getattr(result, name)[i] for result, i, _ in rows])
 
     first, seconds = rows[0][0], np.array([seconds for _, _, seconds in rows])
     followed = {
-        k: swept.forecasts[i] for k, (swept, i, _) in enumerate(rows) if i in swept.relinearized
+        k: result.forecasts[i] for k, (result, i, _) in enumerate(rows) if i in result.relinearized
     }
     return Sweep(
-        tuple(swept.settings[i] for swept, i, _ in rows), first.samples, first.rule,
+        tuple(result.settings[i] for result, i, _ in rows), first.samples, first.rule,
         stacked("loss"), stacked("error"), stacked("stable"), stacked("max_learning_rate"),
         targets, step_seconds=None if np.isnan(seconds[0]) else seconds,
         forecasts=followed, relinearized=tuple(followed),
-        trust={k: swept.trust[i] for k, (swept, i, _) in enumerate(rows)},
-        trainings=sum(swept.trainings or 0.0 for swept, _, _ in rows),
+        trust={k: result.trust[i] for k, (result, i, _) in enumerate(rows)},
+        trainings=sum(result.trainings or 0.0 for result, _, _ in rows),
     )  # fmt: skip
 
 
@@ -282,18 +282,18 @@ def _step_seconds(problem: Problem, setting: Hyperparameters) -> float:
     ).seconds  # fmt: skip
 
 
-def _rank(swept: Sweep, i: int) -> tuple[Any, ...]:
+def _rank(result: Sweep, i: int) -> tuple[Any, ...]:
     """Smaller is better: targets as given, then the hardest goals first, then the final loss.
 
     Last is what follows a kernel that was held, since the network denied those that were rebuilt:
     a mean path that knows nothing of what a high rate does to a network from random weights.
     """
-    own = () if swept.shared else swept.targets  # a goal that each sweep chose is not theirs alone
-    goals = (*own, *sorted(swept.thresholds))
+    own = () if result.shared else result.targets  # not a goal that the sweep chose
+    goals = (*own, *sorted(result.thresholds))
     return (
-        i in swept.forecasts and swept.forecasts[i].frozen_from is not None,
-        *(swept.expected(goal)[i] for goal in goals),
-        swept.final_loss[i] if swept.stable[i] else np.inf,
+        i in result.forecasts and result.forecasts[i].frozen_from is not None,
+        *(result.expected(goal)[i] for goal in goals),
+        result.final_loss[i] if result.stable[i] else np.inf,
     )
 
 

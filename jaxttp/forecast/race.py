@@ -25,7 +25,7 @@ from jaxttp.dynamics._network import loss_of_weights
 from jaxttp.dynamics.batches import batch_indices, check_batches
 from jaxttp.forecast.cost import STEP
 from jaxttp.forecast.problem import Candidate, Problem, check_candidates, problem_of
-from jaxttp.forecast.swept import SHOWN
+from jaxttp.forecast.sweep_result import SHOWN
 from jaxttp.forecast.training_setup import Hyperparameters, algorithm_name, check_settings
 from jaxttp.losses import get_loss
 from jaxttp.losses.rule import Target

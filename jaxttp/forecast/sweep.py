@@ -39,7 +39,7 @@ from jaxttp.forecast.predict import forecast_along
 from jaxttp.forecast.prediction import Prediction
 from jaxttp.forecast.problem import Problem
 from jaxttp.forecast.stability import rises
-from jaxttp.forecast.swept import FEW, FIRST, Sweep, held_to
+from jaxttp.forecast.sweep_result import FEW, FIRST, Sweep, held_to
 from jaxttp.forecast.training_setup import Descent, Hyperparameters, check_descent, check_settings
 from jaxttp.forecast.uncertainty import trust_in_speeds
 from jaxttp.losses import Loss, get_loss
@@ -162,8 +162,8 @@ def sweep(  # noqa: PLR0913
     problem = Problem.of(apply_fn, params, x, y, loss=plan.loss, trainable=trainable)
     check_tokens(problem, estimator)
     lines = Linearizer(problem, estimator)
-    swept = forecast_leaders(screen(lines, plan), lines, plan, relinearize=relinearize)
-    return with_trust(swept, lines, plan, swept.shown())
+    result = forecast_leaders(screen(lines, plan), lines, plan, relinearize=relinearize)
+    return with_trust(result, lines, plan, result.shown())
 
 
 def sweep_kernel(
@@ -322,11 +322,11 @@ def screen(lines: Linearizer, plan: SweepPlan) -> Sweep:
             asks_limit=dynamics.kernels,  # of what trains the linearised network none is known
         )  # fmt: skip
     kernel = lines.first if together else None
-    swept = _together(kernel, problem.f0, problem.targets, problem.loss, plan)
-    swept = swept.with_forecasts(forecasts)
+    result = _together(kernel, problem.f0, problem.targets, problem.loss, plan)
+    result = result.with_forecasts(forecasts)
     for i, one in forecasts.items():
-        swept.max_learning_rate[i] = one.max_learning_rate
-    return with_shared_goal(dataclasses.replace(swept, notes=problem.notes))
+        result.max_learning_rate[i] = one.max_learning_rate
+    return with_shared_goal(dataclasses.replace(result, notes=problem.notes))
 
 
 def _together(
@@ -401,20 +401,20 @@ def shared_goal(curves: np.ndarray, share: float, metric: str = "loss") -> Targe
     return Target(rounded, metric) if rounded < first else None
 
 
-def with_shared_goal(swept: Sweep) -> Sweep:
+def with_shared_goal(result: Sweep) -> Sweep:
     """The sweep ranked by a goal for all (`shared_goal`), where none was given and one makes sense.
 
     Not where the rule measures all by the same values already. It is chosen by the ends of what was
     followed along rebuilt kernels, where any of that is stable.
     """
-    rule = swept.rule
-    if (swept.targets and not swept.shared) or rule.kind != "relative":
-        return swept
-    followed = np.isin(np.arange(len(swept.settings)), swept.relinearized)
-    ends = swept.stable & followed if np.any(swept.stable & followed) else swept.stable
+    rule = result.rule
+    if (result.targets and not result.shared) or rule.kind != "relative":
+        return result
+    followed = np.isin(np.arange(len(result.settings)), result.relinearized)
+    ends = result.stable & followed if np.any(result.stable & followed) else result.stable
     share = rule.thresholds[len(rule.thresholds) // 2]
-    goal = shared_goal(rule.curve(swept.loss, swept.error)[ends], share, rule.metric)
-    return swept if goal is None else dataclasses.replace(swept, targets=(goal,), shared=True)
+    goal = shared_goal(rule.curve(result.loss, result.error)[ends], share, rule.metric)
+    return result if goal is None else dataclasses.replace(result, targets=(goal,), shared=True)
 
 
 def forecast_leaders(
@@ -437,10 +437,10 @@ def forecast_leaders(
         A `Sweep` whose `relinearized` names the settings that were followed. Their times, curves,
         verdicts and trust are those of rebuilt kernels.
     """
-    keywords, swept = Keywords(relinearize=relinearize), screened
+    keywords, result = Keywords(relinearize=relinearize), screened
     most = len(screened.settings) if len(screened.settings) <= FEW else MOST
     followed: dict[int, Prediction] = {}
-    while len(followed) < most and (i := _next(swept)) is not None:
+    while len(followed) < most and (i := _next(result)) is not None:
         own, descent = lines.centered(), plan.descent(plan.settings[i])
         dynamics = keywords.choose(descent, own.problem.weights)
         if relinearize == "auto":
@@ -449,17 +449,17 @@ def forecast_leaders(
             if lines.progress is None and not followed:
                 what = f"forecasting up to {most} leading settings again"
                 remedy = "relinearize=0 stays with one kernel; jaxttp.race trains them"
-                announce(planned, what, remedy, forecasts=most, trainings=len(swept.settings))
+                announce(planned, what, remedy, forecasts=most, trainings=len(result.settings))
         dynamics = suited(dynamics, own.problem)
         if not isinstance(dynamics, Relinearized | Linear):
             break
         lines.report("rebuilding kernels of the leading settings", len(followed), most)
         followed[i] = forecast_along(own, descent, dynamics, plan.rule, targets=plan.targets)
-        swept = screened.with_forecasts(followed)
-        swept = with_shared_goal(dataclasses.replace(swept, relinearized=tuple(followed)))
+        result = screened.with_forecasts(followed)
+        result = with_shared_goal(dataclasses.replace(result, relinearized=tuple(followed)))
     alone = (*screened.forecasts.values(), *followed.values())
     spent = sum(one.cost.operations / one.cost.training_operations for one in alone)
-    return dataclasses.replace(swept, trainings=_first_kernel(lines, plan) + spent)
+    return dataclasses.replace(result, trainings=_first_kernel(lines, plan) + spent)
 
 
 def _first_kernel(lines: Linearizer, plan: SweepPlan) -> float:
@@ -470,46 +470,46 @@ def _first_kernel(lines: Linearizer, plan: SweepPlan) -> float:
     return price.forecast(lines.kernels, lines.passes, products) / price.training
 
 
-def _next(swept: Sweep) -> int | None:
+def _next(result: Sweep) -> int | None:
     """The setting to forecast next; None where what leads has been.
 
     What leads by steps and by cost; the next higher rate of that, also beyond the first kernel's
     limit; then the others in order, those that come nearest to the goal later, and of a few
     settings those that have nothing against them but that limit.
     """
-    order, nearest = swept.ranking(), swept.nearest()
-    leaders = [*order[:1], *swept.ranking(by_cost=True)[:1]] or nearest[:1]
-    waiting = [*leaders, *(_higher(swept, i) for i in leaders)]
-    if len(swept.settings) <= FEW:
-        within = np.flatnonzero(~swept.stable & ~rises(swept.loss)).tolist()
+    order, nearest = result.ranking(), result.nearest()
+    leaders = [*order[:1], *result.ranking(by_cost=True)[:1]] or nearest[:1]
+    waiting = [*leaders, *(_higher(result, i) for i in leaders)]
+    if len(result.settings) <= FEW:
+        within = np.flatnonzero(~result.stable & ~rises(result.loss)).tolist()
         waiting += [*order, *nearest, *within]
-    elif len(swept.relinearized) < LEAST:
+    elif len(result.relinearized) < LEAST:
         waiting += [*order, *nearest]
-    return next((i for i in waiting if i is not None and swept.method(i) == FIRST), None)
+    return next((i for i in waiting if i is not None and result.method(i) == FIRST), None)
 
 
-def _higher(swept: Sweep, leader: int, *, beyond: float = 3.0) -> int | None:
+def _higher(result: Sweep, leader: int, *, beyond: float = 3.0) -> int | None:
     """The setting with the next higher rate that is like a leader otherwise.
 
     Up to `beyond` times the first kernel's limit: networks often survive such rates.
     """
-    one = swept.settings[leader]
+    one = result.settings[leader]
     higher = [
-        i for i, other in enumerate(swept.settings)
-        if one.learning_rate < other.learning_rate <= beyond * swept.max_learning_rate[i]
+        i for i, other in enumerate(result.settings)
+        if one.learning_rate < other.learning_rate <= beyond * result.max_learning_rate[i]
         and dataclasses.replace(other, learning_rate=one.learning_rate) == one
     ]  # fmt: skip
-    return min(higher, key=lambda i: swept.settings[i].learning_rate, default=None)
+    return min(higher, key=lambda i: result.settings[i].learning_rate, default=None)
 
 
-def with_trust(swept: Sweep, lines: Linearizer, plan: SweepPlan, settings: Iterable[int]) -> Sweep:
+def with_trust(result: Sweep, lines: Linearizer, plan: SweepPlan, settings: Iterable[int]) -> Sweep:
     """The same sweep, with `Sweep.trust` for some settings: a pass through the network or two each.
 
     Those that were forecast by themselves have said it already.
     """
-    trust = dict(swept.trust)
+    trust = dict(result.trust)
     for i in sorted(set(settings) - set(trust)):
         one = plan.settings[i]
         check = Recursion().check_linearization(lines.centered(), plan.descent(one))
-        trust[i] = trust_in_speeds(check, swept.loss[i, : one.steps + 1])
-    return dataclasses.replace(swept, trust=trust)
+        trust[i] = trust_in_speeds(check, result.loss[i, : one.steps + 1])
+    return dataclasses.replace(result, trust=trust)

@@ -31,7 +31,7 @@ SWEEP_VALUES: dict[str, tuple] = {
     "skip": (0.0, 0.1, 0.25, 0.5, 1.0),
     "alpha": (0.0, 0.01, 0.1, 0.25, 0.5, 1.0),
 }
-"""What a swept parameter takes if nothing else is asked for."""
+"""What a varied parameter takes if nothing else is asked for."""
 
 _READ: dict[str, tuple[str, ...]] = {
     "linear": ("depth", "width", "skip", "batch_norm"),

@@ -216,8 +216,8 @@ def report_task(
         settings, optimizer="sgd", weight_decay=None, nesterov=False, budget="auto",
         sketch_dim=None,
     )  # fmt: skip
-    swept = sweep_task(
+    result = sweep_task(
         around, Choices(batch_sizes=(settings.batch_size,), schedules=(settings.schedule,)),
         time_steps=False, **known,
     )  # fmt: skip
-    return TaskReport(ahead, swept, task_spectrum(settings, **known), versions())
+    return TaskReport(ahead, result, task_spectrum(settings, **known), versions())

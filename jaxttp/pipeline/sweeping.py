@@ -127,20 +127,20 @@ class TaskSweep:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        swept = self.sweep
+        result = self.sweep
         return {
             "task": self.task.description,
             "note": self.task.note,
             "settings": dataclasses.asdict(self.settings),
-            "thresholds": list(swept.thresholds),
+            "thresholds": list(result.thresholds),
             "goal": self.goal,
-            "targets": [target.words() for target in swept.targets],
-            "rule": swept.rule.kind,
-            "metric": swept.rule.metric,
+            "targets": [target.words() for target in result.targets],
+            "rule": result.rule.kind,
+            "metric": result.rule.metric,
             "max_learning_rate": plain_number(self.max_learning_rate),
             "fastest": self.fastest,
-            "pareto": list(swept.pareto()),
-            "rows": swept.rows(),
+            "pareto": list(result.pareto()),
+            "rows": result.rows(),
         }
 
 
@@ -194,9 +194,9 @@ def sweep_task(
     tell("sweep", 0, 1)
     rule = Rule(settings.thresholds, metric=settings.metric)
     plan = SweepPlan(grid, len(problem.f0), rule, settings.targets(), key, None, seconds)
-    swept = screen(linearizer, plan)
-    swept = forecast_leaders(swept, linearizer, plan, relinearize=settings.relinearize)
-    return TaskSweep(settings, task, with_trust(swept, linearizer, plan, swept.shown()))
+    result = screen(linearizer, plan)
+    result = forecast_leaders(result, linearizer, plan, relinearize=settings.relinearize)
+    return TaskSweep(settings, task, with_trust(result, linearizer, plan, result.shown()))
 
 
 def race_task(

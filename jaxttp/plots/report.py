@@ -123,12 +123,12 @@ def report_html(result: TaskReport) -> str:
     Returns:
         HTML that needs no network.
     """
-    found, swept, spectrum = result.forecast, result.sweep, result.spectrum
+    found, grid, spectrum = result.forecast, result.sweep, result.spectrum
     prediction = found.prediction
     filled = "" if found.run is None else " Filled marks are real."
     curves = f"Loss and error by step; the marks are the times of the table.{filled}"
     choice = (
-        f"Left: steps to {swept.goal}; hatched settings diverge or do not get there, the line is "
+        f"Left: steps to {grid.goal}; hatched settings diverge or do not get there, the line is "
         "the largest stable rate, the star the fewest steps. Right: loss at the end against what "
         "it takes to get there; no other setting beats the joined ones in both."
     )
@@ -152,7 +152,7 @@ def report_html(result: TaskReport) -> str:
         _image(found.plot(), curves),
         _heading("Which learning rate?"),
         _paragraph(_advice(result)),
-        _image(swept.plot(), choice),
+        _image(grid.plot(), choice),
         _table(*_best_settings(result)),
         _heading("What is slow?"),
         _paragraph(
@@ -231,19 +231,19 @@ def _times(result: TaskReport) -> tuple[list[str], list[list[Any]]]:
 
 
 def _advice(result: TaskReport) -> str:
-    swept = result.sweep
-    limit = f"Without momentum, rates up to {swept.max_learning_rate:.3g} are stable."
-    return f"{swept.sweep.advice} ({swept.sweep.depth}). {limit}"
+    grid = result.sweep
+    limit = f"Without momentum, rates up to {grid.max_learning_rate:.3g} are stable."
+    return f"{grid.sweep.advice} ({grid.sweep.depth}). {limit}"
 
 
 def _best_settings(result: TaskReport) -> tuple[list[str], list[list[Any]]]:
-    swept = result.sweep.sweep
+    grid = result.sweep.sweep
     goal = f"steps to {result.sweep.goal}"
     head = ["cheapest for their loss", goal, "loss at the end", "error"]
     rows = [
-        [swept.named(i), swept.time_words(i, swept.ranked_by), float(swept.final_loss[i]),
-         float(swept.final_error[i])]
-        for i in swept.pareto()
+        [grid.named(i), grid.time_words(i, grid.ranked_by), float(grid.final_loss[i]),
+         float(grid.final_error[i])]
+        for i in grid.pareto()
     ]  # fmt: skip
     return head, rows
 

@@ -10,7 +10,7 @@ import pytest
 
 from jaxttp import predict_training_time, sweep, train
 from jaxttp.forecast import grid
-from jaxttp.forecast.swept import REBUILT
+from jaxttp.forecast.sweep_result import REBUILT
 from jaxttp.losses.rule import Target
 from tests.draws import normal, split
 

@@ -21,7 +21,7 @@ from jaxttp.forecast import (
     sweep,
     sweep_kernel,
 )
-from jaxttp.forecast.swept import SIMULATED
+from jaxttp.forecast.sweep_result import SIMULATED
 from jaxttp.losses import get_loss
 from jaxttp.ntk import Exact, empirical_ntk
 
@@ -199,7 +199,7 @@ def test_races_and_sweeps_say_how_the_network_is_evaluated():
         model = from_nnx(nnx.Sequential(*layers))
         chosen = grid(learning_rate=(0.1, 0.3), steps=6)
         raced = race(*model, x, y, chosen, target_loss=0.6)
-        swept = sweep(*model, x, y, chosen, relinearize=0)
-    assert raced.notes == swept.notes
+        result = sweep(*model, x, y, chosen, relinearize=0)
+    assert raced.notes == result.notes
     assert "1 BatchNorm on running averages" in " ".join(str(raced).split())
-    assert "evaluated with: " in str(swept)
+    assert "evaluated with: " in str(result)

@@ -37,7 +37,7 @@ def predict(network, **options):
     return predict_training_time(network, W, X, Y, steps=20, **given)
 
 
-def swept(network, **options):
+def result(network, **options):
     settings = options.pop("settings", grid(learning_rate=(0.1, 0.2), steps=20))
     return sweep(network, W, X, Y, settings, relinearize=0, **options)
 
@@ -104,16 +104,16 @@ TWO = grid(learning_rate=0.1, batch_size=(None, 13), steps=20)
 CASES = [
     *(pytest.param(predict, *case, id=f"predict, {name}")
       for name, case in (READING | BATCHES | PREDICT).items()),
-    *(pytest.param(swept, *case, id=f"sweep, {name}") for name, case in READING.items()),
+    *(pytest.param(result, *case, id=f"sweep, {name}") for name, case in READING.items()),
     *(pytest.param(compared, *case, id=f"compare, {name}")
       for name, case in (READING | BATCHES).items()),
     *(pytest.param(trained, *case, id=f"train, {name}") for name, case in BATCHES.items()),
     pytest.param(trained, {"loss": "hinge"}, "loss='hinge' is not known", id="train, loss"),
-    pytest.param(swept, {"protocol": "epochs"}, "protocol='epochs' is about", id="sweep, protocol"),
-    pytest.param(swept, {"settings": TWO, "key": KEY}, "between 1 and 12; got 13", id="sweep, 13"),
-    pytest.param(swept, {"settings": TWO}, "between 1 and 12; got 13", id="sweep, 13 without key"),
-    pytest.param(swept, {"settings": ()}, "settings must hold at least one", id="sweep, nothing"),
-    pytest.param(swept, {"step_seconds": [1.0]}, "one a setting, 2; got 1", id="sweep, timed"),
+    pytest.param(result, {"protocol": "epochs"}, "protocol='epochs' is about", id="sweep protocol"),
+    pytest.param(result, {"settings": TWO, "key": KEY}, "between 1 and 12; got 13", id="sweep, 13"),
+    pytest.param(result, {"settings": TWO}, "between 1 and 12; got 13", id="sweep, 13 without key"),
+    pytest.param(result, {"settings": ()}, "settings must hold at least one", id="sweep, nothing"),
+    pytest.param(result, {"step_seconds": [1.0]}, "one a setting, 2; got 1", id="sweep, timed"),
     pytest.param(compared, {"momentum": 1.0}, "momentum must be", id="compare, momentum"),
     pytest.param(compared, {"thresholds": (0.0,)}, "thresholds must be", id="compare, thresholds"),
     pytest.param(watched, {"rule": "soon"}, "rule='soon' is not known", id="Online, rule"),

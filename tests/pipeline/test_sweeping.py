@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxttp import predict_training_time
-from jaxttp.forecast.swept import SIMULATED
+from jaxttp.forecast.sweep_result import SIMULATED
 from jaxttp.pipeline import (
     Choices,
     Settings,
@@ -25,28 +25,28 @@ SMALL = Settings(data="wine", samples_per_class=5, steps=30, relinearize=0)
 
 
 @pytest.fixture(scope="module")
-def swept():
+def result():
     return sweep_task(SMALL, Choices(batch_sizes=(None, 4)))
 
 
 @pytest.mark.slow
-def test_a_sweep_advises_a_rate(swept):
-    assert len(swept.sweep.settings) == 16 * 2 * 2
-    rates = sorted({one.learning_rate for one in swept.sweep.settings})
-    assert rates[0] == pytest.approx(0.01 * swept.max_learning_rate)
-    assert rates[-1] == pytest.approx(2 * swept.max_learning_rate)
-    assert swept.sweep.shared
-    best = swept.fastest
+def test_a_sweep_advises_a_rate(result):
+    assert len(result.sweep.settings) == 16 * 2 * 2
+    rates = sorted({one.learning_rate for one in result.sweep.settings})
+    assert rates[0] == pytest.approx(0.01 * result.max_learning_rate)
+    assert rates[-1] == pytest.approx(2 * result.max_learning_rate)
+    assert result.sweep.shared
+    best = result.fastest
     assert best is not None
     single = predict_training_time(
-        *swept.task.model, swept.task.x, swept.task.y, relinearize=0,
-        learning_rate=0.5 * swept.max_learning_rate, steps=30,
+        *result.task.model, result.task.x, result.task.y, relinearize=0,
+        learning_rate=0.5 * result.max_learning_rate, steps=30,
     )  # fmt: skip
-    assert single.max_learning_rate == pytest.approx(swept.max_learning_rate, rel=1e-6)
-    times = swept.sweep.times()
+    assert single.max_learning_rate == pytest.approx(result.max_learning_rate, rel=1e-6)
+    times = result.sweep.times()
     assert times[best] == min(times[times >= 0])
-    assert swept.sweep.step_seconds is not None
-    assert np.all(swept.sweep.step_seconds > 0)
+    assert result.sweep.step_seconds is not None
+    assert np.all(result.sweep.step_seconds > 0)
 
 
 def test_nothing_is_fast_enough():
