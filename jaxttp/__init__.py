@@ -145,7 +145,7 @@ _LATER = ("data", "models", "plots")
 
 
 def __getattr__(name: str) -> Any:
-    """Packages that load Flax, data or figures: imported when somebody asks for them."""
+    """Packages that load Flax, data or figures: imported on first use."""
     import importlib
 
     from jaxttp._core.results import figures

@@ -32,7 +32,7 @@ from tests import shortcuts
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-# Flags of somebody who wants to see how other CPUs compute.
+# Flags of a user who wants to see how other CPUs compute.
 GIVEN = " ".join(
     flag for flag in os.environ["XLA_FLAGS"].split() if "host_platform_device_count" not in flag
 )
@@ -67,7 +67,7 @@ QUICK = (
 )
 if jaxlib.__version__ not in ("0.10.1", "0.10.2") or platform.machine() != "x86_64":
     QUICK = ""
-if "xla_cpu_max_isa=SSE" in os.environ["XLA_FLAGS"]:  # somebody wants to see other instructions
+if "xla_cpu_max_isa=SSE" in os.environ["XLA_FLAGS"]:  # other CPUs are imitated
     QUICK = QUICK.rpartition(" ")[0]
 elif "xla_cpu_max_isa" in os.environ["XLA_FLAGS"]:  # with fused products the emitter is not exact
     QUICK = ""

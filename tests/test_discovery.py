@@ -1,4 +1,4 @@
-"""What somebody finds who asks for help: a page, a list of names, packages that load themselves."""
+"""What a caller finds who asks for help: a page, a list of names, packages that load themselves."""
 
 import pydoc
 import re

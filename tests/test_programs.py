@@ -53,7 +53,7 @@ def test_a_folder_that_cannot_be_made_or_belongs_to_others_is_left_alone(folder,
     folder.unlink()
     owner = os.getuid()
     monkeypatch.setattr(os, "getuid", lambda: owner + 1)
-    assert keep_compiled().endswith("belongs to somebody else")
+    assert keep_compiled().endswith("belongs to another user")
     assert is_unchanged()
 
 

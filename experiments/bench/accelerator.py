@@ -1,4 +1,4 @@
-"""What jaxttp takes on the device at hand, a GPU as a rule, and how far off its float32 is there.
+"""What jaxttp takes on the current device, a GPU as a rule, and how far off its float32 is there.
 
     python -m experiments.bench.accelerator [answers rates kernels forecasts sweep steps]
                                             [--size small] [--only mlp resnet18-64 ...] [--rounds 5]

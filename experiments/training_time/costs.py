@@ -1,4 +1,4 @@
-"""Figure 5: seconds of a forecast against seconds of the training, on the device at hand.
+"""Figure 5: seconds of a forecast against seconds of the training, on the current device.
 
 Where that is no CPU, forecasts on the CPU stand beside them, once.
 """

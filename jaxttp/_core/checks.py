@@ -28,7 +28,7 @@ def is_concrete(value: Any) -> bool:
 
 
 def values_known() -> contextlib.AbstractContextManager[Any]:
-    """A context in which what known arrays are computed into is known, also in somebody's `jit`.
+    """A context in which what known arrays are computed into is known, also in a caller's `jit`.
 
     Outside a trace it changes nothing: constants of programs would be evaluated one by one there,
     each by a small program of its own.

@@ -7,9 +7,9 @@ numbers differ by rounding only. Of a deep network, where a program has many arg
 newer emitter that is quicker. Steps of real trainings stay with `jax.jit`, as their users' do.
 
 NVIDIA's GPUs round the operands of a float32 product to TF32 by default, eleven bits, and TPUs to
-bfloat16. A training bears that, and runs here as JAX runs it. What is computed once to be relied on
-(kernels, outputs, the courses that are read off them, pseudoinverses and their residuals) asks for
-all of float32, whatever the device: `tests/test_precision.py` looks for what does not.
+bfloat16. A training run tolerates that, and runs here as JAX runs it. What is computed once to be
+relied on (kernels, outputs, the courses that are read off them, pseudoinverses and their residuals)
+asks for all of float32, whatever the device: `tests/test_precision.py` looks for what does not.
 """
 
 import ctypes
@@ -63,7 +63,7 @@ def full_precision(fun: Function) -> Function:
 def jit(fun: Callable[..., Any], *, has_loops: bool = False, **options: Any) -> Callable[..., Any]:
     """A compiled function, as `jax.jit` gives it, at full precision; on CPUs compiled quickly.
 
-    Within somebody's trace (XLA's options are those of whole programs), on other backends, for a
+    Within a caller's trace (XLA's options are those of whole programs), on other backends, for a
     jaxlib that does not know the options, and for users who chose options of their own, it is
     compiled as by `jax.jit` itself.
 

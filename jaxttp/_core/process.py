@@ -108,7 +108,7 @@ def keep_compiled(wanted: bool = True) -> str:
     except (OSError, RuntimeError) as problem:  # no home, or one that cannot be written to
         return f"not kept: {problem}"
     if not is_ours:  # a program in it is run
-        return f"not kept: {folder} belongs to somebody else"
+        return f"not kept: {folder} belongs to another user"
     jax.config.update("jax_compilation_cache_dir", str(folder))
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
         # The hundreds of small programs take longer than the few that compile for a second.

@@ -159,7 +159,7 @@ def _plot(self: Any, **options: Any) -> "Figure":
 
 
 def figures() -> Any:
-    """The package `jaxttp.plots`, loaded when somebody wants a figure, and not before."""
+    """The package `jaxttp.plots`, loaded with the first figure."""
     return importlib.import_module("jaxttp.plots")
 
 

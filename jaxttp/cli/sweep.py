@@ -36,7 +36,7 @@ from jaxttp.cli._tables import print_task
         "Training", "Of constant, linear, cosine, warmup_cosine.", "constant", parse=names
     ),
     race=Option(
-        "Training", "Train all in heats, to --target-loss, in place of forecasts.", False,
+        "Training", "Train all in rungs, to --target-loss, in place of forecasts.", False,
         flags=("--race",),
     ),
 )  # fmt: skip

@@ -166,14 +166,14 @@ def compare(  # noqa: PLR0913
         time_steps: also measure the seconds of a training step of each on this device.
         sketch_dim: width of a random projection of the Jacobian that stands for every exact
             kernel, see `sketch_jacobian`.
-        kernel: how kernels come about, such as ``jaxttp.ntk.Sketched(4096, key)``, in place of the
-            keywords that name it.
+        kernel: how kernels are computed, such as ``jaxttp.ntk.Sketched(4096, key)``, in place of
+            the keywords that name it.
         max_bytes: bound on an exact kernel's working memory.
 
     Returns:
         A `Comparison`. As in `sweep` what oscillates at the edge of stability counts as twice as
         late; candidates whose every leading forecast had to hold a kernel on its way, since the
-        network denied those that were rebuilt, are last, whatever their times.
+        rebuilt kernels were rejected, are last, whatever their times.
 
     Raises:
         ValueError: no candidates, numbers out of range, options that would do nothing, and whatever
@@ -285,7 +285,7 @@ def _step_seconds(problem: Problem, setting: Hyperparameters) -> float:
 def _rank(result: Sweep, i: int) -> tuple[Any, ...]:
     """Smaller is better: targets as given, then the hardest goals first, then the final loss.
 
-    Last is what follows a kernel that was held, since the network denied those that were rebuilt:
+    Last is what follows a frozen kernel, since rebuilt ones were rejected:
     a mean path that knows nothing of what a high rate does to a network from random weights.
     """
     own = () if result.shared else result.targets  # not a goal that the sweep chose

@@ -64,7 +64,7 @@ class Price:
         Args:
             problem: network and data.
             descent: the training.
-            estimator: how kernels come about.
+            estimator: how kernels are computed.
             samples: that are trained on; those of the problem when None.
         """
         n = problem.f0.shape[0]
@@ -124,7 +124,7 @@ class CostModel:
             rebuilt.
         by_sketch: a sketch of width k makes it 1 + by_sketch/sqrt(k) times as large.
         of_sketch: and adds in square so much over k, which no number of kernels takes away.
-        passes: ways through the network beside a kernel that is rebuilt.
+        passes: passes through the network besides a kernel that is rebuilt.
         exact_passes: the same beside exact kernels, which leave the network less to correct.
         memories: so many times as many where the optimiser has a memory: a velocity is carried.
         exact_memories: the same beside exact kernels.
@@ -172,7 +172,7 @@ class ForecastPlan:
 
     Attributes:
         dynamics: how the path is followed.
-        kernel: how kernels come about.
+        kernel: how kernels are computed.
         operations: that it takes, estimated as if all kernels were built; products with kernels
             and sketches of gradients, which wait for memory, count for as many as take their time.
         error: the expected error of a training time, as a fraction of it.
@@ -227,7 +227,7 @@ def plan_forecast(
             often; every other one stays as it is.
         problem: network and data.
         descent: the training.
-        kernel: how kernels come about; chosen when None: exactly, by a sketch or a class sketch.
+        kernel: how kernels are computed; chosen when None: exactly, by a sketch or a class sketch.
         budget: the share of the training's operations that the forecast may take, above 0; "auto"
             for a tenth, and no less than 4.5e12 operations, a minute or two of a laptop.
         key: a `jax.random.key` for sketches; ``jax.random.key(0)`` when None.
@@ -363,7 +363,7 @@ def expected_error(most: int, kernel: KernelEstimator, steps: int) -> float:
 
     Args:
         most: kernels after the first.
-        kernel: how they come about.
+        kernel: how kernels are computed.
         steps: of the training; the error grows with their logarithm between those that were
             measured, is that of fewer below, and beyond depends on the kernels a step: four times
             as many steps took four times as many kernels there.

@@ -81,7 +81,7 @@ class Keywords(NamedTuple):
     ) -> Dynamics:
         """The dynamics that they name; "auto" looks at the optimiser."""
         if total_samples is not None:
-            remedy = "dynamics='sde' is of the samples at hand; leave total_samples or it out"
+            remedy = "dynamics='sde' is of the given samples; leave total_samples or it out"
             check_used("total_samples", total_samples, self.dynamics != "sde", remedy)
             check_integer("total_samples", total_samples, at_least=2)
             return Scaled(total_samples, self.choose(descent, weights))
@@ -108,7 +108,7 @@ class Keywords(NamedTuple):
 def check_at_hand(
     way: Dynamics, x: Any, descent: Descent, x_test: Any, kernel: KernelEstimator
 ) -> None:
-    """Refuse what cannot be done for more samples than those at hand, or over a mesh."""
+    """Refuse what cannot be done for more samples than the given ones, or over a mesh."""
     check_mesh(way, kernel)
     check_processes(x, kernel)
     if not way.kernels:
@@ -137,7 +137,7 @@ def choose_plan(
         way: as the keywords have it.
         problem: network and data.
         descent: the training.
-        estimator: how kernels come about; None where that is open.
+        estimator: how kernels are computed; None where that is open.
         budget: see `plan_forecast`.
         key: for sketches.
         progress: what shows how far a forecast is, if anything does.
@@ -164,7 +164,7 @@ def choose_plan(
 def announce(
     plan: ForecastPlan, what: str, remedy: str, *, forecasts: int = 1, trainings: int = 1
 ) -> None:
-    """Warn the caller's caller of what may take minutes, and more than the trainings foreseen.
+    """Warn the caller's caller of what may take minutes, and more than the predicted training runs.
 
     Args:
         plan: of one forecast.
@@ -190,8 +190,8 @@ def choose_kernel(
     if kernel is not None:
         if not isinstance(kernel, KernelEstimator):
             raise TypeError(
-                f"kernel must say how kernels come about, as jaxttp.ntk.Exact() and Sketched(dim, "
-                f"key) do; got {type(kernel).__name__}. A kernel that is at hand goes to "
+                f"kernel must be jaxttp.ntk.Exact(...) or Sketched(dim, key), how kernels are computed; "
+                f"got {type(kernel).__name__}. An existing kernel goes to "
                 "jaxttp.dynamics.recursion, or to sweep_kernel."
             )
         given = {
@@ -215,7 +215,7 @@ def check_tokens(problem: Problem, kernel: KernelEstimator) -> None:
 
     Args:
         problem: network and data.
-        kernel: how kernels come about; ``Exact()`` where nobody said.
+        kernel: how kernels are computed; ``Exact()`` where nobody said.
 
     Raises:
         ValueError: too many outputs; says what is linearised in their place.
@@ -238,7 +238,7 @@ def check_mesh(way: Dynamics, kernel: KernelEstimator) -> None:
 
     Args:
         way: how the path is followed.
-        kernel: how kernels come about.
+        kernel: how kernels are computed.
 
     Raises:
         ValueError: it has a mesh, and the dynamics asks more than products.

@@ -153,9 +153,9 @@ def predict_training_time(  # noqa: PLR0913
             exact kernel, see `sketch_jacobian`; its error falls as 1/sqrt(sketch_dim), is estimated
             by leaving out parts of the projection, and widens the bands. Below N C / 2 the kernel
             is never formed, which is the way to thousands of samples.
-        kernel: how kernels come about, such as ``jaxttp.ntk.Sketched(4096, key)``, in place of the
-            keywords that name it.
-        budget: what the forecast may cost, as a share of the training that it foresees, both
+        kernel: how kernels are computed, such as ``jaxttp.ntk.Sketched(4096, key)``, in place of
+            the keywords that name it.
+        budget: what the forecast may cost, as a share of the predicted training run, both
             counted in operations: within it the kernel (exact or sketched) and the number of
             rebuilds are chosen that make the expected error least, where `sketch_dim`, `kernel`,
             `max_bytes` or `relinearize` do not say them. "auto" is a tenth, and no less than 4.5e12
@@ -281,7 +281,7 @@ def forecast_training(
         problem: network and data.
         descent: the training.
         dynamics: how its path is followed; step for step on one kernel when None.
-        kernel: how kernels come about; exactly when None.
+        kernel: how kernels are computed; exactly when None.
         rule: how training times are read; as `Rule()` when None.
         targets: losses and errors to get below, read off the same curves.
         level: the share that bands hold, in (0, 1), where there are bands.

@@ -35,7 +35,7 @@ class Cost:
         seconds: wall-clock time without compilation.
         compile_seconds: time to trace and compile.
         operations: floating-point operations, counted, see `jaxttp.forecast.cost`.
-        training_operations: the same of the training that it foresees.
+        training_operations: the same of the predicted training run.
     """
 
     kernels: int

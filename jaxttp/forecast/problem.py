@@ -196,7 +196,7 @@ class Problem:
         if (x_test is None) != (y_test is None):
             raise ValueError("x_test and y_test belong together: give both or neither.")
         bound_programs()
-        # x last: somebody's jit over others traces it, too, where it was made an array before.
+        # x last: a caller's jit over others traces it, too, where it was made an array before.
         given = {"params": params, "y": y, "x_test": x_test, "y_test": y_test, "x": x}
         check_known(**{names.format(name): value for name, value in given.items()})
         x, mesh = of_processes(check_samples(names.format("x"), x))

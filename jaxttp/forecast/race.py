@@ -314,7 +314,7 @@ def race_starts(
 
     Returns:
         A `Race` of all pairs, whose `starts` name the starting points and `order` ranks them.
-        `trainings` count every pair's steps by a training of its own.
+        `trainings` count every pair's steps by its own training run.
 
     Raises:
         ValueError: no candidates; whatever `race` refuses.

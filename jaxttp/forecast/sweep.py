@@ -113,8 +113,8 @@ def sweep(  # noqa: PLR0913
         trainable: which parameters train, as in `empirical_ntk`; all of them when None.
         sketch_dim: width of a random projection of the Jacobian that stands for the exact kernel,
             see `sketch_jacobian`.
-        kernel: how kernels come about, such as ``jaxttp.ntk.Sketched(4096, key)``, in place of the
-            keywords that name it.
+        kernel: how kernels are computed, such as ``jaxttp.ntk.Sketched(4096, key)``, in place of
+            the keywords that name it.
         max_bytes: bound on the exact kernel's working memory, in bytes.
         step_seconds: seconds of one training step, as `time_step` measures them: one number, or
             one for every setting (S,).

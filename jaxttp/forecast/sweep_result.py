@@ -26,7 +26,7 @@ from jaxttp.losses import get_loss
 from jaxttp.losses.rule import Rule, Target, step_words
 
 SHOWN = 5
-"""Settings that a sweep prints, and asks the network about."""
+"""Settings that a sweep prints, and checks against the network."""
 RISK = 2.0
 """By how much later than said a setting counts that oscillates at the edge of stability."""
 FEW = 8

@@ -106,7 +106,7 @@ def wall_clock(
         optimizer: what trains, any optax transformation.
         loss: a name or a `Loss`.
         batch_size: samples a step; all of them when None.
-        device: None measures a few steps on the device at hand (their result is thrown away); a
+        device: None measures a few steps on the current device (their result is thrown away); a
             name of `DEVICES` or a `Device` estimates them from XLA's count of operations and bytes,
             and at least what it takes to start a step.
         efficiency: share of the peaks that an estimate expects to reach, in (0, 1]; 0.4 is usual

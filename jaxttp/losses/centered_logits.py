@@ -7,7 +7,7 @@ which class is the largest. So of the outputs f (C,) only
 
 matters, its kernel is B^T Theta B, and gradients of the loss, which sum to zero over the classes,
 lose nothing by B^T. What follows f' is exact; a kernel has (C - 1)^2 / C^2 of the entries, a
-quarter for two classes and two thirds for five, and takes C - 1 ways back through the network.
+quarter for two classes and two thirds for five, and takes C - 1 backward passes.
 """
 
 import dataclasses

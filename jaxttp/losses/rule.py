@@ -385,7 +385,7 @@ def targets_of(
     known: Sequence[str] = ALL_CURVES,
     remedy: str = "",
 ) -> tuple[Target, ...]:
-    """The targets that the keywords of the front doors name, in the order of these.
+    """The targets that the keywords of the public entry points take, in the order of these.
 
     Args:
         target_loss: losses on the training samples, each above 0.
@@ -494,7 +494,7 @@ def reach(
         ({Target(value=0.3, metric='loss', on='train'): 2}, {Target(value=0.1, ...): -1})
     """
     known = [name for name in ALL_CURVES if getattr(curves, name, None) is not None]
-    remedy = f"The curves at hand are {', '.join(known)}."
+    remedy = f"The available curves are {', '.join(known)}."
     several = check_targets(targets, known=known, remedy=remedy)
     if not reached:
         return dict.fromkeys(several, -1)

@@ -1,4 +1,4 @@
-"""How a kernel comes about: exactly, or from a random projection of the Jacobian.
+"""How a kernel is computed: exactly, or from a random projection of the Jacobian.
 
 An estimator is a value with two methods; a new one is one more class here. What it is asked about
 is a `jaxttp.forecast.Problem` at some weights of the trained part.

@@ -94,7 +94,7 @@ def task_spectrum(
     Args:
         settings: the task. On a `mesh` every device computes its rows of the kernel, which are put
             together on one device to be decomposed.
-        task: what `build_task` makes of the settings, where it is at hand.
+        task: what `build_task` makes of the settings, where it is available.
         kernel: its kernel (N, C, N, C), likewise.
         progress: called with (stage, done, total).
 

@@ -23,7 +23,7 @@ from jaxttp.pipeline.tasks import Task, build_task
 from jaxttp.training import time_step
 
 RACED_RATES = (1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
-"""Learning rates of a race that names none: what is too high is seen in the first heat."""
+"""Learning rates of a race that names none: what is too high is seen in the first rung."""
 ADAPTIVE_RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 """Those of Adam and AdamW, for which no largest stable rate is known."""
 ALIKE = "all are compared on the samples drawn, by forecasts alike; jaxttp predict knows it"
@@ -202,7 +202,7 @@ def sweep_task(
 def race_task(
     settings: Settings, choices: Choices = Choices(), *, progress: Progress | None = None
 ) -> tuple[Task, Race]:
-    """Train a grid of settings for a named task in heats, the slow ones left out early.
+    """Train a grid of settings for a named task in rungs, the slow ones left out early.
 
     Args:
         settings: data, samples, loss, horizon, warm-up of every schedule and seed; one target loss,

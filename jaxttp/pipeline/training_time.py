@@ -157,7 +157,7 @@ def forecast(
         ((21,), True)
     """
     if settings.total_samples is not None:
-        remedy = "verify=True would train on the samples at hand; leave one of the two out"
+        remedy = "verify=True would train on the given samples; leave one of the two out"
         check_used("total_samples", settings.total_samples, not verify, remedy)
     task = build_task(settings)
     keys = jax.random.split(jax.random.key(settings.seed), 2)

@@ -226,7 +226,7 @@ def test_operations_of_a_convolution(groups):
     assert kernel.operations(jaxpr) == 2 * (2 * 5 * 5 * 6) * (3 * 3 * 4 // groups)
 
 
-# --- on the device at hand --------------------------------------------------------------------
+# --- on the current device --------------------------------------------------------------------
 
 
 @pytest.mark.slow

@@ -90,7 +90,7 @@ class ProgramStep:
         return tuple(self.equation.invars[position].aval.shape)
 
     def evaluate(self, values: Mapping[int, Any]) -> list[Any]:
-        """The outputs that somebody reads, from the values of the slots."""
+        """The outputs that later steps read, from the values of the slots."""
         given = [values[slot] for slot in self.inputs if slot is not None]
         pairs = zip(self.equation.outvars, self.outputs, strict=True)
         return run_equation(self.equation, given, [one for one, slot in pairs if slot is not None])

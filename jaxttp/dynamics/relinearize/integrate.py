@@ -98,7 +98,7 @@ class Record:
         return Record(setup, new, train, provisional, diverged_at, test)
 
     def freeze(self, ahead: Prediction) -> "Record":
-        """With the kernel at hand to the horizon: oscillation keeps a network from leaving it."""
+        """With the current kernel to the horizon: oscillation keeps a network from leaving it."""
         setup, start = self.setup, self.state.step
         train, provisional = (_after(f, ahead.train, start) for f in (self.train, self.provisional))
         test = self.test

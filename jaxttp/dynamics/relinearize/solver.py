@@ -144,7 +144,7 @@ class State(NamedTuple):
 
 
 class Prediction(NamedTuple):
-    """A run from a state to the horizon with the kernel at hand.
+    """A run from a state to the horizon with the current kernel.
 
     Attributes:
         train: outputs (T + 1, N, C), from the state's step on.
@@ -298,7 +298,7 @@ def _run(
 
 
 def predict(setup: Setup, state: State) -> Prediction:
-    """The path to the horizon with the kernel at hand."""
+    """The path to the horizon with the current kernel."""
     found = run(setup, state, Motion([state.here], state.outputs), setup.steps, keep=True)
     carried = [state.weights if setup.decays else None, *state.velocities]
     products = np.array([

@@ -38,9 +38,9 @@ class Linearizer:
 
     Args:
         problem: network and data.
-        estimator: how kernels come about.
+        estimator: how kernels are computed.
         progress: called with (stage, done, total).
-        first: the kernel before training, where it is at hand.
+        first: the kernel before training, where it is available.
         asks: whether the network is asked what it says of a path on one kernel, unless it is linear
             in its trained weights, whose kernel is everywhere the first one.
     """
@@ -89,13 +89,13 @@ class Linearizer:
     def take(
         self, rows: np.ndarray | None = None, unseen: np.ndarray | None = None
     ) -> "Linearizer":
-        """Linearisations of some of the samples, counted by themselves, of which nobody asks more.
+        """Linearisations of some of the samples, counted by themselves, used for nothing else.
 
         Their kernel before training is a block of this one where that was built.
 
         Args:
             rows: their numbers; all of them when None.
-            unseen: those of others that are their test samples, where the kernel is at hand; the
+            unseen: those of others that are their test samples, where the kernel is available; the
                 cross kernel is that before training then, and rebuilt for no weights.
         """
         known = self.known
@@ -313,7 +313,7 @@ class Dynamics(abc.ABC):
     is_judged_by_loss: ClassVar[bool] = False
     """Whether rates may be beyond the first kernel's limit: the path knows what comes of it."""
     is_centre: ClassVar[bool] = True
-    """Whether it is one path of the samples at hand, around which others may be put."""
+    """Whether it is one path of the given samples, around which others may be put."""
 
     def check(self, descent: Descent, weights: Params, loss: Loss) -> None:  # noqa: B027
         """Refuse, by name, a training that it cannot follow; before anything is computed.
@@ -336,7 +336,7 @@ class Dynamics(abc.ABC):
         """The path of a training that was checked."""
 
     def trained_samples(self, problem: Problem) -> int:
-        """On how many samples the training runs that it foresees."""
+        """On how many samples the predicted training runs."""
         return problem.f0.shape[0]
 
     def rates(self, lines: Linearizer, descent: Descent) -> tuple[float, Rates | None]:
@@ -372,7 +372,7 @@ class Dynamics(abc.ABC):
 
 
 def check_centre(centre: Dynamics) -> None:
-    """Refuse, as the centre of another dynamics, what is no single path of the samples at hand.
+    """Refuse, as the centre of another dynamics, what is no single path of the given samples.
 
     Raises:
         TypeError: no dynamics.
@@ -381,6 +381,6 @@ def check_centre(centre: Dynamics) -> None:
     check_instance("centre", centre, Dynamics, "Recursion()")
     if not centre.is_centre:
         raise ValueError(
-            "centre must be a single path of the samples at hand, such as Relinearized(); got "
+            "centre must be a single path of the given samples, such as Relinearized(); got "
             f"{type(centre).__name__}."
         )

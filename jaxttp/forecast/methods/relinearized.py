@@ -62,7 +62,7 @@ class Relinearized(Dynamics):
         tolerance = self.tolerance
         if tolerance is None:
             # Curves of long trainings are flatter, so that the same change of a loss moves times by
-            # more. Half of it was a little truer on tuning tasks, for a fifth more kernels.
+            # more. Half of it was slightly more accurate on tuning tasks, for a fifth more kernels.
             tolerance = 0.02 * min(1.0, 300 / descent.steps)
         lines.estimate  # noqa: B018 - before the network counts passes
         found = relinearized_recursion(

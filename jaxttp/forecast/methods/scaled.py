@@ -1,4 +1,4 @@
-"""Training on more samples than are at hand, or than one wants to pay for.
+"""Training on more samples than are given, or than fit the budget.
 
 How training time grows with the number of samples, read off a subset and its halves.
 
@@ -256,12 +256,12 @@ class Scaled(Dynamics):
         self.centre.check(descent, weights, loss)
 
     def check_samples(self, count: int, descent: Descent) -> None:
-        """Refuse fewer samples than are at hand, and halves that are smaller than a batch."""
-        remedy = f"{count} are at hand."
+        """Refuse fewer samples than are given, and halves that are smaller than a batch."""
+        remedy = f"{count} are given."
         check_integer("total_samples", self.samples, at_least=count, remedy=remedy)
         if count // 2 < max(2, descent.batch_size or 1):
             raise ValueError(
-                f"total_samples is read off halves of the {count} samples at hand, which must have "
+                f"total_samples is read off halves of the {count} given samples, which must have "
                 f"two samples and fill a batch (batch_size={descent.batch_size}); give more "
                 "samples, or leave total_samples out."
             )
@@ -318,26 +318,26 @@ class Scaled(Dynamics):
         )
 
     def rates(self, lines: Linearizer, descent: Descent) -> tuple[float, Rates | None]:
-        """See `Dynamics`: those of the samples at hand."""
+        """See `Dynamics`: those of the given samples."""
         return self.centre.rates(lines, descent)
 
     def is_stable(self, path: Path, rates: Rates | None, descent: Descent) -> bool:
-        """See `Dynamics`: that of the samples at hand, and representable halves."""
+        """See `Dynamics`: that of the given samples, and representable halves."""
         return not path.diverged and self.centre.is_stable(path.auxiliary.subset, rates, descent)
 
     def doubt(self, path: Path, rule: Rule) -> Doubt | None:
-        """See `Dynamics`: that of the samples at hand, and how far the whole is from them."""
+        """See `Dynamics`: that of the given samples, and how far the whole is from them."""
         subset, scale, few = path.auxiliary
         said, words, since = self.centre.doubt(subset, rule), [], None
         if said is not None:
-            words.append(f"of the {few:,} samples at hand alone: {said.words}")
+            words.append(f"of the {few:,} given samples alone: {said.words}")
             if said.since is not None:  # at the step that all are then at
                 since = int(np.searchsorted(scale.at, said.since))
         if scale.slower >= LAW.far:
             words.append(
                 f"to the lowest losses {self.samples:,} samples take {scale.slower:.2g} times the "
-                f"steps of the {few:,} at hand, by how much sooner their halves do; more samples "
-                "at hand would be surer"
+                f"steps of the {few:,} given samples, by how much sooner their halves do; "
+                "with more samples the estimate would be better"
             )
         return Doubt("; ".join(words), since) if words else None
 
