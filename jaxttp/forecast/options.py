@@ -190,7 +190,7 @@ def choose_kernel(
     if kernel is not None:
         if not isinstance(kernel, KernelEstimator):
             raise TypeError(
-                "kernel must be jaxttp.ntk.Exact() or jaxttp.ntk.Sketched(dim, key), which compute it; "
+                "kernel must be jaxttp.ntk.Exact() or jaxttp.ntk.Sketched(dim, key); "
                 f"got {type(kernel).__name__}. An existing kernel goes to "
                 "jaxttp.dynamics.recursion, or to sweep_kernel."
             )
