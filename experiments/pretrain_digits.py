@@ -32,14 +32,14 @@ class Settings:
 
     Attributes:
         seed: of the initial weights, of the split and of the order of the samples.
-        held_out: share of the samples that is not trained on.
+        held_out: fraction of the samples that is not trained on.
         epochs: passes over the training samples.
         batch_size: samples of a step; what is left over at the end of an epoch is skipped.
         learning_rate: AdamW's, the peak of a cosine schedule with a linear warm-up over 5 % of the
             steps.
         weight_decay: AdamW's.
-        label_smoothing: share of a target's mass spread over all classes; it keeps the outputs, and
-            with them the features, from growing without bound once every sample is right.
+        label_smoothing: fraction of a target's mass spread over all classes; it keeps the outputs,
+            and with them the features, from growing without bound once every sample is right.
     """
 
     seed: int = 0
@@ -57,7 +57,7 @@ class Result(NamedTuple):
     Attributes:
         model: the network.
         losses: the training loss of every step.
-        train_accuracy: share of the training samples that are classified right.
+        train_accuracy: fraction of the training samples that are classified right.
         held_out_accuracy: the same of the samples held out.
     """
 

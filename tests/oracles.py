@@ -118,9 +118,9 @@ def train_network(apply_fn, params, x, y, name, optimizer, steps, x_test=None, i
     for t in range(steps + 1):
         out = forward(w, x)
         history.append(np.asarray(out if x_test is None else forward(w, x_test)))
-        share = np.ones(len(y)) / len(y)
+        fraction = np.ones(len(y)) / len(y)
         if indices is not None and t < steps:
-            share = np.bincount(indices[t], minlength=len(y)) / indices.shape[1]
-        g = gradient(name, np.asarray(out), y) * share[:, None]
+            fraction = np.bincount(indices[t], minlength=len(y)) / indices.shape[1]
+        g = gradient(name, np.asarray(out), y) * fraction[:, None]
         w, state = move(pull(w, g), state, w)
     return np.stack(history)

@@ -137,7 +137,7 @@ def _conditioning(common: Known) -> tuple[Known, Known]:
         "gauss_newton_linear_operator": linear,
         "linear_point": linear,
         "generic_rank": {"data_rank": 3},
-        "rank_sensitivity": {"share": 1.0},
+        "rank_sensitivity": {"fraction": 1.0},
         "gaussian_weights": {"gain": 2.0},
         "sweep": {
             "inputs": 3, "outputs": 2, "depth": 2, "skip": 0.0, "alpha": 0.01, "seeds": 1,
@@ -263,7 +263,7 @@ def _forecast(common: Known) -> tuple[Known, Known]:
     }  # fmt: skip
     return known, {
         "stale_gradient_forecast": {
-            "optimizer": optax.sgd(0.1), "steps": 40, "loss": "cross_entropy", "share": 0.95,
+            "optimizer": optax.sgd(0.1), "steps": 40, "loss": "cross_entropy", "fraction": 0.95,
             "total_samples": 8,
         },
     }  # fmt: skip

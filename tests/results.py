@@ -212,7 +212,7 @@ def StaleGradientForecast():
     apply_fn, params, x, y = problem()
     return forecast.stale_gradient_forecast(
         apply_fn, params, x, y, x_watched=x[:6], y_watched=y[:6], optimizer=optax.adam(0.003),
-        steps=80, batch_size=6, key=jax.random.key(0), share=0.6,
+        steps=80, batch_size=6, key=jax.random.key(0), fraction=0.6,
     )  # fmt: skip
 
 

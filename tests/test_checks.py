@@ -26,7 +26,7 @@ def test_choice_returns_the_value_or_lists_what_would_do():
     with pytest.raises(ValueError, match=r"^rule='best' is not known; choose one of 'a', 'b'\.$"):
         check_choice("rule", "best", ("a", "b"))
     with pytest.raises(ValueError, match=r"choose one of 'a'\. Or none\.$"):
-        check_choice("rule", "best", ("a",), remedy="Or none.")
+        check_choice("rule", "best", ("a",), hint="Or none.")
 
 
 RANGES = {
@@ -49,7 +49,7 @@ def test_number_is_returned_inside_its_range_and_refused_outside(case, value):
         assert check_number("rate", value, **limits) is value
     else:
         with pytest.raises(ValueError, match=f"^rate must be {words}; got {value!r}. Halve it.$"):
-            check_number("rate", value, **limits, remedy="Halve it.")
+            check_number("rate", value, **limits, hint="Halve it.")
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -69,7 +69,7 @@ def test_what_is_no_number_is_refused(value):
 @pytest.mark.parametrize("value", [0, 8, -1, 2.0, True, "2", None, np.float64(2), np.ones(1, int)])
 def test_integer_outside_its_range_is_refused(value):
     with pytest.raises(ValueError, match=r"^steps must be an integer between 1 and 7; got .*Few\."):
-        check_integer("steps", value, at_least=1, at_most=7, remedy="Few.")
+        check_integer("steps", value, at_least=1, at_most=7, hint="Few.")
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,7 @@ UP_AND_DOWN = {
     "an error from nothing": ([0.0, 0.0, 0.5], "relative", 1, -1),
     "one that falls": ([0.5, 0.25, 0.0], "relative", 1, 2),
     "one that falls once it is averaged": ([0.5, 0.0, 0.0, 0.25, 0.5], "relative", 3, 4),
-    "a gap is no share of a drop": ([0.25, 0.5, 0.5], "gap", 1, 1),
+    "a gap is no fraction of a drop": ([0.25, 0.5, 0.5], "gap", 1, 1),
 }
 
 

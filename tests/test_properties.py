@@ -79,14 +79,14 @@ def test_forecasts_follow_the_order_of_samples_and_outputs(seed):
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_a_stable_loss_falls_and_smaller_shares_take_longer(seed):
+def test_a_stable_loss_falls_and_smaller_fractions_take_longer(seed):
     """Full batches, a loss of squares, a rate below the limit: every mode decays."""
     params, x, y = drawn(seed)
-    shares = (0.5, 0.3, 0.1, 0.03, 0.01)
-    found = forecast(params, x, y, thresholds=shares)
+    fractions = (0.5, 0.3, 0.1, 0.03, 0.01)
+    found = forecast(params, x, y, thresholds=fractions)
     assert found.stable
     loss = np.asarray(found.loss)
     assert np.all(np.diff(loss) <= 1e-14 * loss[0])
-    times = [found.steps[share] for share in shares]
+    times = [found.steps[fraction] for fraction in fractions]
     assert times == sorted(times)
-    assert times == [int(training_time(found.loss, share)) for share in shares]
+    assert times == [int(training_time(found.loss, fraction)) for fraction in fractions]

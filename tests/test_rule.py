@@ -56,7 +56,7 @@ def test_keywords_name_targets_in_order():
     ("keywords", "words"),
     [
         ({"target_loss": 0}, r"target_loss must be greater than 0; got 0"),
-        ({"target_error": 5}, r"target_error must be at most 1, as an error is a share; got 5"),
+        ({"target_error": 5}, r"target_error must be at most 1, as an error is a fraction; got 5"),
     ],
 )
 def test_keywords_are_named_in_errors(keywords, words):
@@ -66,7 +66,7 @@ def test_keywords_are_named_in_errors(keywords, words):
 
 def test_targets_of_curves_that_are_not_there():
     with pytest.raises(ValueError, match=r"target_test_loss=0\.3 cannot be read here\. Give x"):
-        targets_of(target_test_loss=0.3, known=("loss", "error"), remedy="Give x_test.")
+        targets_of(target_test_loss=0.3, known=("loss", "error"), hint="Give x_test.")
     with pytest.raises(ValueError, match=r"target_error=0\.1 .* The available curves are loss\."):
         reach(Curves(LOSS), [Target(0.1, "error")])
     assert check_targets([0.3, Target(0.3)]) == (Target(0.3),)  # a number is a training loss

@@ -56,17 +56,17 @@ def test_the_mean_is_over_the_tokens_that_count():
     np.testing.assert_allclose(loss.error(flat, targets), error, rtol=1e-12)
     assert repr(loss) == "Loss('cross_entropy', 4 tokens)"
     # Weights of sequences, and of tokens, multiply what counts.
-    share = RANDOM.random((N, T))
-    found, weighing = encode_targets("cross_entropy", weighted(Y, sample_weight=share), f)
+    fraction = RANDOM.random((N, T))
+    found, weighing = encode_targets("cross_entropy", weighted(Y, sample_weight=fraction), f)
     each = optax.softmax_cross_entropy_with_integer_labels(f, np.where(COUNTS, Y, 0))
-    expected = (each * share * COUNTS).sum() / (share * COUNTS).sum()
+    expected = (each * fraction * COUNTS).sum() / (fraction * COUNTS).sum()
     np.testing.assert_allclose(weighing.value(flat, found), expected, rtol=1e-12)
     masked = encode_targets("cross_entropy", weighted(Y, mask=np.arange(N) > 2), f)[0]
     alone = encode_targets("cross_entropy", Y[3:], f[3:])[0]
     np.testing.assert_allclose(masked[3:, T:] * 3 / N, alone[:, T:])
 
 
-def test_batches_divide_by_the_share_of_all():
+def test_batches_divide_by_the_fraction_of_all():
     """A step on a batch of B: its sum times N / (B M), M what counts in all of y."""
     run = train(linear, W, X, Y, loss="cross_entropy", optimizer=optax.sgd(0.5), steps=2,
                 batch_size=2, key=KEY)  # fmt: skip
@@ -79,7 +79,7 @@ def test_batches_divide_by_the_share_of_all():
 
 
 def test_a_linear_network_is_forecast_to_rounding():
-    """Loss and share of wrong tokens step by step, with momentum; test sequences beside."""
+    """Loss and fraction of wrong tokens step by step, with momentum; test sequences beside."""
     found = predict_training_time(
         linear, W, X, Y, learning_rate=0.3, momentum=0.9, steps=5, relinearize=0, x_test=X[2:],
         y_test=Y[2:],

@@ -70,7 +70,7 @@ DOORS = {
     ).sweep.loss,
     "stale gradients": lambda f, x: forecast.stale_gradient_forecast(
         f, W, x, Y, x_watched=x, y_watched=Y, loss="cross_entropy", optimizer=optax.sgd(0.5),
-        steps=40, batch_size=3, key=KEY, share=0.9,
+        steps=40, batch_size=3, key=KEY, fraction=0.9,
     ).loss,
     "train": lambda f, x: jaxttp.train(f, W, x, Y, **SGD).loss,
     "curvature_matrix": lambda f, x: conditioning.curvature_matrix(f, W, x),

@@ -26,7 +26,7 @@ REFUSES = {
 KINKED = {
     "training_time": "a whole number",
     "conditioning.magnitude_masks": "zeros and ones",
-    "losses.misclassified": "a share of samples", "losses.wrong_bits": "a share of bits",
+    "losses.misclassified": "a fraction of samples", "losses.wrong_bits": "a fraction of bits",
     "losses.encode_targets": "made of labels alone",
     "ntk.eigendecomposition": "vectors of eigenvalues that differ by little",
     "ntk.spectral_density": "a loop until it converged: forward mode alone",
@@ -105,13 +105,13 @@ NAMES = sorted(
 EVERY = [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in NAMES]
 
 
-def near(got, wanted, share):
-    """Each array to a share of its largest number."""
+def near(got, wanted, fraction):
+    """Each array to a fraction of its largest number."""
     assert len(got) == len(wanted)
     for one, other in zip(got, wanted, strict=True):
         other = np.asarray(other, float)
         size = np.max(np.abs(other[np.isfinite(other)]), initial=1e-3)
-        np.testing.assert_allclose(np.asarray(one, float), other, rtol=0, atol=share * size)
+        np.testing.assert_allclose(np.asarray(one, float), other, rtol=0, atol=fraction * size)
 
 
 def direction(leaf, seed):
@@ -134,7 +134,7 @@ def weighted(found, like):
 
 
 STEP = 1e-6
-"""A share of the largest number: central differences are off by its square, and by 1e-16 / STEP."""
+"""Of the largest number: central differences are off by its square, and by 1e-16 / STEP."""
 
 
 @pytest.mark.parametrize("name", EVERY)

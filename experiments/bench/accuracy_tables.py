@@ -35,7 +35,7 @@ def errors(rows: Iterable[Row], method: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def curve_error(row: Row, method: str) -> float:
-    """Mean distance of the loss curves as a share of the real drop."""
+    """Mean distance of the loss curves as a fraction of the real drop."""
     real, found = np.array(row["real"]["loss"]), np.array(row["forecasts"][method]["loss"])
     return float(np.mean(np.abs(real - found)) / abs(real[0] - real[-1]))
 
@@ -59,12 +59,14 @@ def accuracy_table(rows: list[Row]) -> str:
             off, real = errors(some, method)
             horizon = np.array([row["horizon"] for row in some])[:, None]
             size = np.abs(off)
-            shares = [np.mean(size <= 0.13 * horizon)]
-            shares += [np.mean(size <= np.maximum(s * real, FEW)) for s in (0.13, 0.1, 0.15, 0.2)]
+            fractions = [np.mean(size <= 0.13 * horizon)]
+            fractions += [
+                np.mean(size <= np.maximum(s * real, FEW)) for s in (0.13, 0.1, 0.15, 0.2)
+            ]
             cells = [
                 group, method, len(off),
                 " / ".join(f"{m:.1f}" for m in size.mean(axis=0)) + f" ({size.mean():.1f})",
-                *(f"{100 * share:.0f} %" for share in shares),
+                *(f"{100 * fraction:.0f} %" for fraction in fractions),
                 f"{pearson(off, real):.3f}",
                 f"{100 * np.mean(off > FEW):.0f} / {100 * np.mean(off < -FEW):.0f} %",
                 f"{100 * np.mean([curve_error(row, method) for row in some]):.1f} %",
@@ -117,7 +119,7 @@ def _constant_errors(rows: list[Row]) -> np.ndarray:
 
 
 def _level_times(rows: list[Row], method: str, level: float) -> list[tuple[float, float]]:
-    """Predicted and real steps to this share of the initial loss, where the training gets there."""
+    """Predicted and real steps to this fraction of the initial loss, if it is reached."""
     real = {row["name"]: _below(row["real"]["loss"], level) for row in rows}
     out = []
     for row in rows:
@@ -138,7 +140,7 @@ def _level_times(rows: list[Row], method: str, level: float) -> list[tuple[float
 
 
 def _below(curve: list[float], level: float) -> int:
-    """The first step below a share of the initial loss, or -1."""
+    """The first step below a fraction of the initial loss, or -1."""
     reached = np.array(curve) < level * curve[0]
     return int(np.argmax(reached)) if reached.any() else -1
 

@@ -3,7 +3,7 @@
     python -m experiments.bench.adapters [--preset smoke|cpu] [--store FILE]
 
 The shipped ResNet with a fresh head on unseen digits: low-rank adapters on its convolutions (the
-head frozen), the head alone, the last block and the head, all weights. Rates are shares of the
+head frozen), the head alone, the last block and the head, all weights. Rates are fractions of the
 largest stable one ("rate"). For every case the training times at 1, 10 and 40 % of the loss's drop
 by one kernel and real; "error" is the largest of |forecast - real| over the horizon T, "relative"
 the largest of |forecast - real| / real.
@@ -32,12 +32,14 @@ class AdapterSettings:
 
     samples_per_class: int = 30
     steps: int = 150
-    shares: tuple[float, ...] = (0.003, 0.02)
+    fractions: tuple[float, ...] = (0.003, 0.02)
     adapters: tuple[tuple[int, float], ...] = ((1, 8.0), (4, 1.0), (4, 8.0), (8, 8.0))
 
 
 PRESETS = {
-    "smoke": AdapterSettings(samples_per_class=3, steps=10, shares=(0.01,), adapters=((2, 1.0),)),
+    "smoke": AdapterSettings(
+        samples_per_class=3, steps=10, fractions=(0.01,), adapters=((2, 1.0),)
+    ),
     "cpu": AdapterSettings(),
 }
 
@@ -69,14 +71,14 @@ def rows(settings: AdapterSettings) -> Iterator[Row]:
     for name, model in cases(base, settings, adapter_key):
         asked = {"relinearize": 0, "thresholds": THRESHOLDS, **options}
         first = predict_training_time(*model, data.x, data.y, learning_rate=1e-3, **asked)
-        for share in settings.shares:
-            rate = share * first.max_learning_rate
+        for fraction in settings.fractions:
+            rate = fraction * first.max_learning_rate
             found = predict_training_time(*model, data.x, data.y, learning_rate=rate, **asked)
             run = train(*model, data.x, data.y, optimizer=optax.sgd(rate), **options)
             real = {e: int(training_time(run.loss, e)) for e in THRESHOLDS}
             off = {e: abs(found.steps[e] - real[e]) for e in THRESHOLDS}
             yield {
-                "trained": name, "rate": share,
+                "trained": name, "rate": fraction,
                 "parameters": sum(leaf.size for leaf in jax.tree.leaves(model.params)),
                 "forecast": [found.steps[e] for e in THRESHOLDS], "real": list(real.values()),
                 "error": max(off.values()) / settings.steps,

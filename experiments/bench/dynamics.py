@@ -5,8 +5,8 @@
 Gradient descent and momentum 0.9 at an effective eta lambda_max / N of 0.3, lambda_max the largest
 eigenvalue of Theta, on the main job (a fine-tuned ResNet, digits 5-9) and on a tanh MLP (digits
 0-4) from random weights. "error" is the mean distance of the forecast's loss curve from the real
-one as a share of the drop, by the number of rebuilt kernels; "order" is the slope of its logarithm
-from the fourth number on: 2 for a method of second order.
+one as a fraction of the drop, by the number of rebuilt kernels; "order" is the slope of its
+logarithm from the fourth number on: 2 for a method of second order.
 """
 
 import dataclasses

@@ -44,11 +44,13 @@ class Task(NamedTuple):
     batch_size: int | None = None
 
 
-def _drawn(x: np.ndarray, y: np.ndarray, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Samples in a random order, a share of the labels drawn at random from all classes."""
+def _drawn(
+    x: np.ndarray, y: np.ndarray, fraction: float, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Samples in a random order, a fraction of the labels drawn at random from all classes."""
     rng = np.random.default_rng(seed)
-    if share:
-        y = np.where(rng.random(len(y)) < share, rng.integers(0, y.max() + 1, len(y)), y)
+    if fraction:
+        y = np.where(rng.random(len(y)) < fraction, rng.integers(0, y.max() + 1, len(y)), y)
     order = rng.permutation(len(x))
     return x[order], y[order]
 
@@ -57,9 +59,9 @@ def _mlp(sizes: tuple[int, ...], seed: int, activation: str = "relu") -> Model:
     return from_nnx(MLP(sizes, rngs=nnx.Rngs(seed), activation=activation))
 
 
-def _digits(seed: int, share: float) -> Task:
+def _digits(seed: int, fraction: float) -> Task:
     data = digits()
-    x, y = _drawn(data.x.reshape(len(data.x), -1), data.y, share, seed)
+    x, y = _drawn(data.x.reshape(len(data.x), -1), data.y, fraction, seed)
     return Task(_mlp((64, 64, 10), seed), x[:800], y[:800], 200, 0.05, 300)
 
 
@@ -69,9 +71,9 @@ def _cancer(seed: int) -> Task:
     return Task(_mlp((30, 64, 2), seed), *_drawn(x, y.astype(np.int32), 0.0, seed), 100, 0.05, 300)
 
 
-def _clusters(seed: int, share: float, count: int, batch_size: int | None = None) -> Task:
+def _clusters(seed: int, fraction: float, count: int, batch_size: int | None = None) -> Task:
     x, y = datasets.make_classification(
-        count + 400, 20, n_informative=8, n_classes=4, n_clusters_per_class=1, flip_y=share,
+        count + 400, 20, n_informative=8, n_classes=4, n_clusters_per_class=1, flip_y=fraction,
         random_state=seed + 5,
     )  # fmt: skip
     x, y = (x / x.std(axis=0)).astype(np.float32), y.astype(np.int32)
@@ -79,10 +81,10 @@ def _clusters(seed: int, share: float, count: int, batch_size: int | None = None
     return Task(model, *_drawn(x, y, 0.0, seed), count, 0.03, 200, batch_size)
 
 
-def _resnet(seed: int, share: float) -> Task:
+def _resnet(seed: int, fraction: float) -> Task:
     key = jax.random.key(seed)
     data = select(digits(), classes=range(5, 10), per_class=None, key=key)
-    x, y = _drawn(data.x, data.y, share, seed)
+    x, y = _drawn(data.x, data.y, fraction, seed)
     model = from_nnx(fresh_head(load_pretrained(), 5, key=key))
     return Task(model, x[:420], y[:420], 120, 0.003, 200)
 

@@ -12,7 +12,7 @@ that its rows name; with others installed all is trained anew), and forecast by
 
 "curve" is the largest distance of the curves over the horizon, "mean" the mean distance, "end" the
 distance at the end, all in per cent of the real drop; times are those to 10 % of the drop. A power
-law may use a tenth or a fifth of the real training, "held" costs "share" of its gradients.
+law may use a tenth or a fifth of the real training, "held" costs "fraction" of its gradients.
 """
 
 import dataclasses
@@ -49,7 +49,7 @@ class LoraSettings:
             return found
         return (dataclasses.replace(found[0], steps=80, samples=64),)
 
-    def share(self, task: Task) -> float:
+    def fraction(self, task: Task) -> float:
         """What a forecast may cost."""
         if self.few:
             return 0.8
@@ -62,18 +62,18 @@ PRESETS = {
 }
 
 
-def held(task: Task, job: lora_tasks.Job, share: float) -> Row:
+def held(task: Task, job: lora_tasks.Job, fraction: float) -> Row:
     """A forecast by stale gradients, at the points of the real curve."""
     found = stale_gradient_forecast(
         *job.model, job.x, job.y, x_watched=job.x_watched, y_watched=job.y_watched,
         optimizer=task.made_optimizer(), steps=task.steps, batch_size=BATCH, key=job.key,
-        share=share,
+        fraction=fraction,
     )  # fmt: skip
     path = np.interp(np.arange(task.steps + 1), found.at, found.held)
     curves = {"loss": found.loss, "path": path, "off": found.uncertainty}
     return {
-        "share": found.share, "diverged": found.diverged, "trust": found.trust,
-        "rate_share": found.rate_share,
+        "fraction": found.fraction, "diverged": found.diverged, "trust": found.trust,
+        "rate_fraction": found.rate_fraction,
     } | {
         name: [round(float(value), 5) for value in curve[::EVERY]]
         for name, curve in curves.items()
@@ -95,16 +95,16 @@ def measure(
         return known.get(task.name) or lora_tasks.real_run(task, made(task))
 
     def forecast(task: Task) -> Row:
-        return {"name": f"held {task.name}"} | held(task, made(task), settings.share(task))
+        return {"name": f"held {task.name}"} | held(task, made(task), settings.fraction(task))
 
     jobs = [(task.name, functools.partial(real, task)) for task in tasks]
     jobs += [(f"held {task.name}", functools.partial(forecast, task)) for task in tasks]
     return go_on(store, jobs, minutes)
 
 
-def power_law(loss: np.ndarray, share: float) -> np.ndarray:
-    """The whole curve from a power law through its first share."""
-    count = max(4, round(share * (len(loss) - 1)) + 1)
+def power_law(loss: np.ndarray, fraction: float) -> np.ndarray:
+    """The whole curve from a power law through its first fraction."""
+    count = max(4, round(fraction * (len(loss) - 1)) + 1)
     at = np.arange(len(loss), dtype=float)
 
     def law(t: np.ndarray, c: float, a: float, b: float, p: float) -> np.ndarray:
@@ -155,7 +155,7 @@ def table(rows: dict[str, Row], tasks: tuple[Task, ...]) -> str:
         "mean",
         "end",
         "time, forecast / real",
-        "share",
+        "fraction",
         "trust",
     )
     lines, judged = [head(titles)], {way: [] for way in WAYS}
@@ -169,12 +169,12 @@ def table(rows: dict[str, Row], tasks: tuple[Task, ...]) -> str:
                 judged[way].append(judge(found[way], real, task.steps))
         one = judge(found["held"], real, task.steps)
         said = "left its path" if row["diverged"] else "yes" if row["trust"] is None else "±"
-        if row["rate_share"] < 1 and not row["diverged"]:
-            said = f"at {row['rate_share']:g} of the rates"
+        if row["rate_fraction"] < 1 and not row["diverged"]:
+            said = f"at {row['rate_fraction']:g} of the rates"
         lines.append(line((
             task.name, f"{real[0]:.2f} - {real[-1]:.2f}", f"{one['curve']:.1f} %",
             f"{one['mean']:.1f} %", f"{one['end']:+.1f} %", f"{one['time']} / {one['real']}",
-            f"{row['share']:.3f}", said,
+            f"{row['fraction']:.3f}", said,
         )))  # fmt: skip
     lines += ["", head(("way", "runs", "curve, median", "mean, median", "curve within 10 %",
                         "time within 15 %", "both"))]  # fmt: skip

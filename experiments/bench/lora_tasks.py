@@ -38,7 +38,7 @@ WATCHED = 96
 EVERY = 10
 """Steps between two points of a real curve."""
 SPLIT = 0.9
-"""The share of a text that training sees."""
+"""The fraction of a text that training sees."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -161,7 +161,9 @@ def options_of(settings: PaysSettings, way: Way) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {"default": {}}
     if way.adam is not None:  # simulated in weight space, on one kernel: there is nothing to plan
         return found
-    found |= {f"budget 1/{round(1 / share)}": {"budget": share} for share in settings.budgets}
+    found |= {
+        f"budget 1/{round(1 / fraction)}": {"budget": fraction} for fraction in settings.budgets
+    }
     found["one kernel"] = {"relinearize": 0}
     found["one class sketch"] = {"relinearize": 0, "kernel": ClassSketched(jax.random.key(1))}
     if not way.cosine and way.batch_size is None:
@@ -196,20 +198,20 @@ def measure(settings: PaysSettings, name: str, title: str, steps: int) -> Row:
         seconds, cost = time.perf_counter() - begun, found.cost
         row["forecasts"][kind] = {
             "loss": np.asarray(found.loss, np.float64).tolist(), "stable": found.stable,
-            "share": cost.operations / cost.training_operations, "trust": found.trust,
+            "fraction": cost.operations / cost.training_operations, "trust": found.trust,
             "seconds": seconds - cost.compile_seconds, "compile": cost.compile_seconds,
         }  # fmt: skip
     row["forecasts"][TENTH] = {
-        "loss": power_law(loss).tolist(), "stable": True, "share": 0.1, "trust": None,
+        "loss": power_law(loss).tolist(), "stable": True, "fraction": 0.1, "trust": None,
         "seconds": 0.1 * real.seconds, "compile": 0.0,
     }  # fmt: skip
     return row
 
 
-def power_law(loss: np.ndarray, share: float = 0.1) -> np.ndarray:
-    """The first share of a training, carried on as c + a (1 + t / b)^-p, (T + 1,)."""
+def power_law(loss: np.ndarray, fraction: float = 0.1) -> np.ndarray:
+    """The first fraction of a training, carried on as c + a (1 + t / b)^-p, (T + 1,)."""
     steps = len(loss) - 1
-    seen = max(4, round(share * steps))
+    seen = max(4, round(fraction * steps))
     t, scale = np.arange(steps + 1), float(loss[0])
 
     def curve(free: np.ndarray, t: np.ndarray) -> np.ndarray:
@@ -240,7 +242,7 @@ def lines(rows: list[Row]) -> Iterator[str]:
             end = abs(loss[-1] - real[-1]) / max(real[0] - real.min(), 1e-12)
             both = (guess["seconds"] + guess["compile"]) / (seconds + more)
             yield line((
-                row["network"], row["way"], row["steps"], kind, f"{guess['share']:.2g}",
+                row["network"], row["way"], row["steps"], kind, f"{guess['fraction']:.2g}",
                 f"{guess['seconds'] / seconds:.2g}, {both:.2g}",
                 f"{sum(r <= WITHIN for r in readings)} of {len(readings)}",
                 f"{100 * max(readings, default=0.0):.0f} %", f"{100 * end:.0f} %",

@@ -92,7 +92,7 @@ def ask(row: str, side: str, rounds: int, timeout: float) -> tuple[Row, np.ndarr
 
 
 def difference(answer: np.ndarray, reference: np.ndarray) -> float:
-    """The largest difference as a share of the largest number.
+    """The largest difference as a fraction of the largest number.
 
     Example:
         >>> difference(np.array([1.0, 2.0]), np.array([1.0, 4.0]))

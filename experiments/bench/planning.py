@@ -5,9 +5,9 @@
 On the tuning tasks of `accuracy_tasks`, the fitting half of `trust_tasks` and its FINE_TUNED, of
 whose accuracy nothing is reported, every training is run for real and forecast with at most 0, 1,
 2, 4, 8 or 16 kernels after the first, exact or sketched. The tables hold what the planner's
-constants are read off: the mean error of a time as a share of it, that of the end as a share of the
-drop, the kernels built, and the operations as a share of the training's (median), full batches and
-mini-batches apart. ("Kernels after the first" are at most what is asked for.)
+constants are read off: the mean error of a time as a fraction of it, that of the end as a fraction
+of the drop, the kernels built, and the operations as a fraction of the training's (median), full
+batches and mini-batches apart. ("Kernels after the first" are at most what is asked for.)
 """
 
 import dataclasses
@@ -27,8 +27,8 @@ from jaxttp.ntk import ClassSketched, Exact, Sketched
 
 MODULE = "experiments.bench.planning"
 THRESHOLDS = (0.01, 0.1, 0.4)
-SHARES = (0.5, 0.25, 0.1)
-"""Absolute goals, as shares of the loss before training."""
+FRACTIONS = (0.5, 0.25, 0.1)
+"""Absolute goals, as fractions of the loss before training."""
 SLACK = 2
 """Errors of so many steps are of no account."""
 WAYS = ((0.0, None, 0.3), (0.9, None, 0.1), (0.0, 32, 0.2), (0.9, 32, 0.05), (0.0, None, 0.8))
@@ -99,7 +99,7 @@ def measure(run: Run, settings: PlanningSettings) -> Row:
         )  # fmt: skip
         found.append({
             "kernel": kind, "most": most, "kernels": guess.cost.kernels,
-            "share": guess.cost.operations / guess.cost.training_operations,
+            "fraction": guess.cost.operations / guess.cost.training_operations,
             "times": reading_errors(np.asarray(guess.loss), guess.stable, np.asarray(real)),
             "end": float(abs(guess.loss[-1] - real[-1]) / max(real[0] - real.min(), 1e-12)),
         })  # fmt: skip
@@ -121,14 +121,14 @@ def reading_errors(guess: np.ndarray, stable: bool, real: np.ndarray) -> list[fl
         real: the loss, (T + 1,).
     """
     out = []
-    for rule, goals in (("relative", THRESHOLDS), ("absolute", real[0] * np.array(SHARES))):
+    for rule, goals in (("relative", THRESHOLDS), ("absolute", real[0] * np.array(FRACTIONS))):
         for goal in goals:
             true = int(training_time(real, float(goal), rule=rule))
             if true > 0:
                 time = int(training_time(guess, float(goal), rule=rule)) if stable else -1
                 off = abs(time - true)
-                share = 1.0 if time < 0 else 0.0 if off <= SLACK else off / true
-                out.append(min(1.0, share))
+                fraction = 1.0 if time < 0 else 0.0 if off <= SLACK else off / true
+                out.append(min(1.0, fraction))
     return out
 
 
@@ -145,13 +145,13 @@ def table(rows: list[Row]) -> str:
             (row["batches"], one) for row in rows for one in row["forecasts"]
             if (one["kernel"], one["most"]) == kind
         ]  # fmt: skip
-        times = np.mean([share for _, one in own for share in one["times"]])
+        times = np.mean([fraction for _, one in own for fraction in one["times"]])
         built = np.mean([one["kernels"] for _, one in own])
         end = np.mean([min(1.0, one["end"]) for _, one in own])
-        shares = [
-            [one["share"] for batches, one in own if batches == drawn] for drawn in (False, True)
+        fractions = [
+            [one["fraction"] for batches, one in own if batches == drawn] for drawn in (False, True)
         ]
-        full, noisy = (f"{np.median(some):.2g}" if some else "-" for some in shares)
+        full, noisy = (f"{np.median(some):.2g}" if some else "-" for some in fractions)
         cells = (f"{built:.1f}", f"{times:.3f}", f"{end:.3f}", f"{full} ({noisy})")
         lines.append(line((*kind, *cells)))
     return "\n".join(lines)

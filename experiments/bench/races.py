@@ -5,9 +5,9 @@
 
 Every task has thirty settings of gradient descent (ten rates from 0.02 to 2.5 times the largest
 stable one, three momenta), ten rates of AdamW, and both together. All of it is trained for real.
-The goals lie at shares of the drop to where the best of a grid ends: three of them, near and far.
-The table says how often the first of a race, and of a sweep of gradient descent, is within 10 % of
-the best setting's steps (or one step), how often twice as late or never there, and the cost in
+The goals lie at fractions of the drop to where the best of a grid ends: three of them, near and
+far. The table says how often the first of a race, and of a sweep of gradient descent, is within 10
+% of the best setting's steps (or one step), how often twice as late or never there, and the cost in
 trainings of one setting (of a sweep by count). With a batch size all trainings see the same
 mini-batches.
 """
@@ -26,7 +26,7 @@ from jaxttp.dynamics.stability import max_learning_rate
 from jaxttp.forecast import Hyperparameters
 
 MODULE = "experiments.bench.races"
-SHARES = (0.3, 0.1, 0.03)
+FRACTIONS = (0.3, 0.1, 0.03)
 """Of the drop to where the best of a grid ends, from above: the goals."""
 KEY = 7
 """Of the mini-batches."""
@@ -38,9 +38,9 @@ PARTS = {
 
 @dataclasses.dataclass(frozen=True)
 class RaceSettings:
-    """The grids: rates as shares of the largest stable one and of AdamW (low, high, how many)."""
+    """The grids: rates in units of the largest stable one and of AdamW (low, high, how many)."""
 
-    shares: tuple[float, float, int] = (0.02, 2.5, 10)
+    fractions: tuple[float, float, int] = (0.02, 2.5, 10)
     momenta: tuple[float, ...] = (0.0, 0.6, 0.9)
     adamw: tuple[float, float, int] = (1e-4, 1e-1, 10)
     steps: int = 150
@@ -61,7 +61,7 @@ def measure(task: str, draw: int, settings: RaceSettings) -> Row:
     kernel, f0 = empirical_ntk(*job.model, job.x), job.model.apply_fn(job.model.params, job.x)
     limit = float(max_learning_rate(kernel, f0, job.y, loss=job.loss))
     common = {"loss": job.loss, "steps": settings.steps, "batch_size": settings.batch_size}
-    rates = (limit * np.geomspace(*settings.shares)).tolist()
+    rates = (limit * np.geomspace(*settings.fractions)).tolist()
     descent = grid(learning_rate=rates, momentum=settings.momenta, **common)
     adamw = grid(learning_rate=np.geomspace(*settings.adamw).tolist(), algorithm="adamw", **common)
     drawn = {} if settings.batch_size is None else {"key": jax.random.key(KEY)}
@@ -77,11 +77,11 @@ def measure(task: str, draw: int, settings: RaceSettings) -> Row:
     ):  # fmt: skip
         ends = np.array([curves[one][-1] for one in choices])
         ends = np.where(np.isfinite(ends), ends, np.inf)
-        for share in SHARES:
-            goal = float(ends.min() + share * (curves[choices[0]][0] - ends.min()))
+        for fraction in FRACTIONS:
+            goal = float(ends.min() + fraction * (curves[choices[0]][0] - ends.min()))
             times = np.array([steps_to(curves[one], goal) for one in choices])
             asked = (*job.model, job.x, job.y, choices)
-            row = {"grid": name, "share": share, "best": float(times.min())}
+            row = {"grid": name, "fraction": fraction, "best": float(times.min())}
             row["settings"] = len(choices)
             found = {"race": race(*asked, target_loss=goal, **drawn)}
             if name == "gradient descent":
@@ -108,20 +108,22 @@ def steps_to(curve: np.ndarray, goal: float) -> float:
 def table(rows: list[Row]) -> str:
     """How often, for every grid, chooser and goal."""
     lines = [head((
-        "grid", "chosen by", "goal, share of the drop", "readings",
+        "grid", "chosen by", "goal, fraction of the drop", "readings",
         "within 10 % of the best, or a step", "twice as many, or never",
         "mean excess, at most 10 times", "cost, trainings", "grid, trainings",
     ))]  # fmt: skip
     readings = [reading for row in rows for reading in row["readings"]]
     for name in dict.fromkeys(one["grid"] for one in readings):
         for kind in ("race", "sweep"):
-            for share in (*SHARES, None):
+            for fraction in (*FRACTIONS, None):
                 some = [
                     one for one in readings
-                    if one["grid"] == name and kind in one and share in (one["share"], None)
+                    if one["grid"] == name and kind in one and fraction in (one["fraction"], None)
                 ]  # fmt: skip
                 if some:
-                    lines.append(line((name, kind, share or "all", len(some), *_cells(some, kind))))
+                    lines.append(
+                        line((name, kind, fraction or "all", len(some), *_cells(some, kind)))
+                    )
     return "\n".join(lines)
 
 

@@ -35,7 +35,7 @@ from jaxttp.ntk import empirical_ntk
 MODULE = "experiments.bench.scaling"
 MOMENTUM = 0.9
 FRACTION = 0.3
-"""The learning rate as a share of the limit of 200 samples in full batches."""
+"""The learning rate as a fraction of the limit of 200 samples in full batches."""
 SLACK = 1
 """Errors of so many steps are of no account."""
 

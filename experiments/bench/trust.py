@@ -29,16 +29,16 @@ from jaxttp.forecast import Hyperparameters
 MODULE = "experiments.bench.trust"
 THRESHOLDS = (0.01, 0.1, 0.4)
 WRONG, SLACK = 0.13, 2
-"""A time is wrong that is off by more than this share of the real one, and by more steps."""
+"""A time is wrong that is off by more than this fraction of the real one, and by more steps."""
 
 
 class Way(NamedTuple):
-    """How to train; the peak rate is a share of the largest stable one with this momentum."""
+    """How to train; the peak rate is a fraction of the largest stable one with this momentum."""
 
     momentum: float
     batch_size: int | None
     schedule: str
-    share: float
+    fraction: float
 
 
 WAYS = (
@@ -107,7 +107,7 @@ def measure(run: Run, settings: TrustSettings) -> Row:
     kernel, f0 = empirical_ntk(apply_fn, params, x), jax.jit(apply_fn)(params, x)
     limit = float(max_learning_rate(kernel, f0, job.y, loss=job.loss, momentum=way.momentum))
     setting = Hyperparameters(
-        way.share * limit, way.momentum, way.batch_size, way.schedule, job.loss, settings.steps
+        way.fraction * limit, way.momentum, way.batch_size, way.schedule, job.loss, settings.steps
     )
     common: dict[str, Any] = {
         "loss": job.loss, "optimizer": setting.optimizer(), "steps": settings.steps,
@@ -129,7 +129,7 @@ def measure(run: Run, settings: TrustSettings) -> Row:
 
 
 def off(curve: Any, real: Any) -> float:
-    """The largest error of the three times, as a share of the real one."""
+    """The largest error of the three times, as a fraction of the real one."""
     if not np.all(np.isfinite(real)):
         return np.inf
     pairs = [[int(training_time(c, e)) for c in (curve, real)] for e in THRESHOLDS]
@@ -152,8 +152,8 @@ def report(rows: Iterable[Row]) -> str:
             warned = np.array([found["trust"] is not None for found, _ in some], bool)
             cells = []
             for part in (wrong, ~wrong):
-                share = f"{100 * warned[part].mean():.0f} %" if part.any() else "-"
-                cells += [int(part.sum()), share]
+                fraction = f"{100 * warned[part].mean():.0f} %" if part.any() else "-"
+                cells += [int(part.sum()), fraction]
             lines.append(line((kind, words, len(some), *cells)))
     return "\n".join(lines)
 

@@ -211,8 +211,9 @@ def plot(result: Result) -> dict[str, Figure]:
     )
     right.axhline(0.0, color=GREY, ls=":")
     for place, size in enumerate(sizes, start=1):
-        share = np.mean(result.gain[size] > 1)
-        right.annotate(f"worse in {share:.0%}", (place, right.get_ylim()[1]), ha="center", va="top",
+        fraction = np.mean(result.gain[size] > 1)
+        worse = f"worse in {fraction:.0%}"
+        right.annotate(worse, (place, right.get_ylim()[1]), ha="center", va="top",
                        fontsize=8)  # fmt: skip
     right.set(title=f"Random square networks, {settings.depth} layers", xlabel="d = m = k",
               ylabel="log₁₀ of κ with β = 1 over κ without")  # fmt: skip
@@ -254,7 +255,7 @@ def measure(result: Result) -> dict[str, list[str]]:
     skips = np.array(result.settings.skips)
     layer = result.layers["diag(−1, −1.2)"]
     at = int(np.argmin(np.abs(skips - 0.9)))
-    shares = [f"{size}: {np.mean(gain > 1):.0%}" for size, gain in result.gain.items()]
+    fractions = [f"{size}: {np.mean(gain > 1):.0%}" for size, gain in result.gain.items()]
     low, low_said, high, high_said = result.named
     broken = [
         f"α = {alpha:g}: (25) broken in {np.mean(table[:, 0] < 1 - 1e-9):.0%}, (26) in "
@@ -268,7 +269,7 @@ def measure(result: Result) -> dict[str, list[str]]:
     return {
         "ours-skip": [
             f"diag(−1, −1.2): κ² {layer[0]:.3g} without, {layer[at]:.3g} at β = {skips[at]:g}",
-            f"random square networks that β = 1 makes worse, by size: {'; '.join(shares)}",
+            f"random square networks that β = 1 makes worse, by size: {'; '.join(fractions)}",
         ],
         "ours-slopes": [
             f"V = [[1, −1], [−1, .01]], α = .1: λmin(Γ) = {low:.2g}, (25) says ≥ {low_said:.2g}",

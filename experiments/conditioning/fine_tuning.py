@@ -43,7 +43,7 @@ class Settings:
         per_class: samples of each.
         ranks: of the adapters.
         whole: whether all weights and the head are measured beside the adapters.
-        share: of the first loss that ends a training.
+        fraction: of the first loss that ends a training.
         steps: of gradient descent at most.
         seeds: of samples, heads and adapters.
     """
@@ -52,7 +52,7 @@ class Settings:
     per_class: int = cuts.few(2, 12)
     ranks: tuple[int, ...] = (1, 2, 4, 8)
     whole: bool = True
-    share: float = 0.1
+    fraction: float = 0.1
     steps: int = cuts.one(600)
     seeds: tuple[int, ...] = cuts.one((0, 1, 2))
 
@@ -145,8 +145,8 @@ def _row(
     return Row(
         kind, rank, sum(leaf.size for leaf in jax.tree.leaves(model.params)),
         np.asarray(found.eigenvalues)[: int(found.rank)], len(matrix), rate,
-        first_below(np.asarray(ahead), settings.share),
-        first_below(np.asarray(real.loss), settings.share),
+        first_below(np.asarray(ahead), settings.fraction),
+        first_below(np.asarray(real.loss), settings.fraction),
     )  # fmt: skip
 
 

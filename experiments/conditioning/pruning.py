@@ -1,7 +1,7 @@
 """Networks pruned at initialisation: training loss and kappa along training.
 
-Every layer loses the given share of its smallest weights, which stay at zero; kappa is that of the
-Gauss-Newton matrix in the weights that are left. For the deep networks its Jacobian is taken in
+Every layer loses the given fraction of its smallest weights, which stay at zero; kappa is that of
+the Gauss-Newton matrix in the weights that are left. For the deep networks its Jacobian is taken in
 float32 and summed in float64, right to 1 % up to about 1e8, and full rank is assumed, which holds
 for almost all weights as long as many more of them are left than there are outputs. For the
 feed-forward network everything is in float64 and the rank is counted.
@@ -41,7 +41,7 @@ class Settings:
         classes: how many, the first ones.
         per_class: samples of each.
         enlarge: every pixel becomes so many by so many.
-        rates: shares of every layer to remove.
+        rates: fractions of every layer to remove.
         optimizer: "sgd" (momentum 0.9) or "adamw".
         momentum: of SGD.
         learning_rate: at the start.

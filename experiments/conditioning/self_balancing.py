@@ -84,11 +84,11 @@ def pieces(settings: Settings) -> Pieces:
             weights = gaussian_weights(widths, key=key)
             spectra, point = layer_spectra(weights), linear_point(weights)
             rows.append((*spectra, point.terms, point.weights, point.condition.value))
-        outer, outer_small, inner, inner_small, terms, shares, kappa = (
+        outer, outer_small, inner, inner_small, terms, fractions, kappa = (
             np.stack([np.asarray(part) for part in column], axis=-1)
             for column in zip(*rows, strict=True)
         )
-        return Layers(inner, inner_small, outer, outer_small, terms, shares, kappa)
+        return Layers(inner, inner_small, outer, outer_small, terms, fractions, kappa)
 
     return {f"L = {depth}": functools.partial(one, depth) for depth in settings.depths}
 

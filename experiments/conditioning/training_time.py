@@ -1,7 +1,7 @@
 """Is a condition number a forecast? Kappa beside forecast and real training times.
 
 Many networks are trained by gradient descent at the same relative rate, eta = 1 / lambda_max of
-their kernel. Three numbers say beforehand how long it takes until the loss is down to a share of
+their kernel. Three numbers say beforehand how long it takes until the loss is down to a fraction of
 its first value: the worst case for this kappa, the forecast from the kernel and the labels, and
 kappa itself as a ranking.
 """
@@ -41,7 +41,7 @@ class Settings:
         widths: of the hidden layers.
         depths: numbers of weight matrices.
         activations: of the hidden layers.
-        share: of the first loss, where training is over.
+        fraction: of the first loss, where training is over.
         steps: horizon of forecast and training.
         seeds: of the weights.
         seed: of the samples.
@@ -52,7 +52,7 @@ class Settings:
     widths: tuple[int, ...] = (20, 60, 200)
     depths: tuple[int, ...] = (2, 4)
     activations: tuple[str, ...] = ("relu", "tanh")
-    share: float = 0.1
+    fraction: float = 0.1
     steps: int = cuts.one(600)
     seeds: int = cuts.one(1)
     seed: int = 0
@@ -74,7 +74,7 @@ class Row:
     Attributes:
         whitened: whether the images are.
         condition: kappa of its Gauss-Newton matrix, at rank n C.
-        worst: steps until the slowest direction is down to the square root of the share.
+        worst: steps until the slowest direction is down to the square root of the fraction.
         forecast: from the kernel.
         real: of gradient descent.
     """
@@ -86,9 +86,9 @@ class Row:
     real: float
 
 
-def first_below(curve: np.ndarray, share: float) -> float:
-    """First step at which the loss is below this share of the first, inf if there is none."""
-    below = np.flatnonzero(np.asarray(curve) < share * curve[0])
+def first_below(curve: np.ndarray, fraction: float) -> float:
+    """First step at which the loss is below this fraction of the first, inf if there is none."""
+    below = np.flatnonzero(np.asarray(curve) < fraction * curve[0])
     return float(below[0]) if below.size else math.inf
 
 
@@ -122,9 +122,9 @@ def pieces(settings: Settings) -> Pieces:
         )  # fmt: skip
         kappa = float(found.value)
         return Row(
-            whitened, kappa, 0.5 * math.log(settings.share) / math.log1p(-1 / kappa),
-            first_below(np.asarray(forecast.loss), settings.share),
-            first_below(np.asarray(real.loss), settings.share),
+            whitened, kappa, 0.5 * math.log(settings.fraction) / math.log1p(-1 / kappa),
+            first_below(np.asarray(forecast.loss), settings.fraction),
+            first_below(np.asarray(real.loss), settings.fraction),
         )  # fmt: skip
 
     cases = itertools.product(

@@ -38,14 +38,14 @@ class Settings:
         variants: data, samples, network, precision and seeds; its cases are ignored.
         rates: of Gauss-Newton.
         steps: of Gauss-Newton.
-        shares: of the largest stable rate, for gradient descent.
+        fractions: of the largest stable rate, for gradient descent.
         horizon: steps of gradient descent.
     """
 
     variants: Variants
     rates: tuple[float, ...] = cuts.first((0.1, 0.3, 0.6))
     steps: int = cuts.one(60)
-    shares: tuple[float, ...] = cuts.first((0.1, 0.3))
+    fractions: tuple[float, ...] = cuts.first((0.1, 0.3))
     horizon: int = cuts.one(150)
 
 
@@ -53,7 +53,7 @@ PRESETS = {
     "smoke": Settings(
         Variants((), data=("wine",), samples=40, blocks=(1,), bottleneck=64, batch_size=None,
                  loss="squared_error", seeds=(0,)),
-        rates=(0.3,), steps=10, shares=(0.3,), horizon=10,
+        rates=(0.3,), steps=10, fractions=(0.3,), horizon=10,
     ),
     "cpu": Settings(
         Variants((), samples=100, blocks=(2,), bottleneck=256, batch_size=None,
@@ -72,7 +72,7 @@ class Pair:
 
     Attributes:
         optimizer: "gn" or "gd".
-        rate: of Gauss-Newton, or the share of the largest stable one.
+        rate: of Gauss-Newton, or the fraction of the largest stable one.
         forecast: loss (T + 1,).
         real: loss (T + 1,).
     """
@@ -131,7 +131,7 @@ def pieces(settings: Settings) -> Pieces:
 
     return {
         f"{optimizer} {rate:g}/{seed}": functools.partial(one, optimizer, rate, seed)
-        for optimizer, rates in (("gn", settings.rates), ("gd", settings.shares))
+        for optimizer, rates in (("gn", settings.rates), ("gd", settings.fractions))
         for rate in rates
         for seed in variants.seeds
     }
@@ -145,7 +145,7 @@ def plot(result: list[Pair]) -> dict[str, Figure]:
     """Loss curves of the first seed, and all training times."""
     figure = Figure(figsize=(13, 3.9), layout="constrained")
     curves = figure.subplots(1, 3)
-    words = {"gn": "Gauss-Newton, rate", "gd": "gradient descent, share of the stable rate"}
+    words = {"gn": "Gauss-Newton, rate", "gd": "gradient descent, fraction of the stable rate"}
     for axes, optimizer in zip(curves, words, strict=False):
         shown: set[float] = set()
         for pair in result:
@@ -183,7 +183,7 @@ def measure(result: list[Pair]) -> dict[str, list[str]]:
         for rate in dict.fromkeys(pair.rate for pair in pairs):
             times = np.array([pair.times() for pair in pairs if pair.rate == rate])
             error = np.abs(times[..., 0] - times[..., 1]).mean(0)
-            name = "Gauss-Newton at" if optimizer == "gn" else "gradient descent at a share of"
+            name = "Gauss-Newton at" if optimizer == "gn" else "gradient descent at a fraction of"
             lines.append(
                 f"{name} {rate:g}: forecast / real, first seed: "
                 + ", ".join(f"{a} / {b}" for a, b in times[0])

@@ -39,7 +39,8 @@ class Phase:
 
     Attributes:
         optimizer: "gn", "ggn" (Gauss-Newton with the loss's Hessian), "adam" or "sgd".
-        learning_rate: of the mean loss for Adam and SGD, the share of a whole step for the others.
+        learning_rate: of the mean loss for Adam and SGD, the fraction of a whole step for the
+            others.
         steps: how many.
     """
 
@@ -66,7 +67,7 @@ class Training:
         rtol: of the pseudo-inverse.
         damping: of the Hessian ("ggn").
         limit: a loss above this multiple of the first is divergence, which ends the training.
-        weight_decay: share of the weights taken off in a step, per unit of learning rate; beside
+        weight_decay: fraction of the weights taken off in a step, per unit of learning rate; beside
             the direction, for every optimiser (for SGD it is an L2 term in the loss).
         own_batch: whether the loss of every batch is also measured after its step.
     """
@@ -92,7 +93,7 @@ class Training:
 class Record:
     """What happened; NaN after divergence.
 
-    Accuracies are shares of samples classified correctly, and R² for a regression.
+    Accuracies are fractions of samples classified correctly, and R² for a regression.
 
     Attributes:
         batch_loss: of every step's batch, before the step (T,); with all samples in the batch this
@@ -147,7 +148,7 @@ def load(name: str, *, key: Array, samples: int | None = None, held_out: float =
         key: draws the parts.
         samples: size of the training part, drawn at random; the others are held out. None for the
             standard training set where there is one, else all but `held_out`.
-        held_out: the share held out where nothing else says it.
+        held_out: the fraction held out where nothing else says it.
 
     Returns:
         `Samples`, inputs in float64.
@@ -211,7 +212,7 @@ def train(
     )
     n = len(x)
     size = n if training.batch_size is None else training.batch_size
-    check_integer("batch_size", size, at_least=1, at_most=n, remedy=f"The data has {n} samples.")
+    check_integer("batch_size", size, at_least=1, at_most=n, hint=f"The data has {n} samples.")
     epoch, total = n // size, training.steps
     every = epoch if training.evaluate_every is None else training.evaluate_every
     check_integer("evaluate_every", every, at_least=1)

@@ -175,7 +175,7 @@ def _measure(task: Source, settings: Settings) -> Runs:
 
 
 def plot(result: Result) -> dict[str, Figure]:
-    """Real runs in their band, their training times, and the shares covered by level."""
+    """Real runs in their band, their training times, and the fractions covered by level."""
     settings = result.settings
     task, runs = next(iter(result.runs.items()))
     level = max(settings.levels)
@@ -199,12 +199,12 @@ def plot(result: Result) -> dict[str, Figure]:
         middle.plot(runs.times[:, j], j + spread, "o", color=REAL, ms=3,
                     label=None if j else "real runs")  # fmt: skip
     middle.set_yticks(range(len(THRESHOLDS)), [f"{100 * e:g} %" for e in THRESHOLDS])
-    middle.set(xlabel="training time, steps", ylabel="share of the drop", title=task)
+    middle.set(xlabel="training time, steps", ylabel="fraction of the drop", title=task)
     levels = sorted(settings.levels)
     right.plot([0, 100], [0, 100], color=GREY, lw=1, ls=":")
     for (name, one), marker, dark in zip(result.runs.items(), MARKERS, COLORS, strict=False):
-        shares = [100 * one.covered("re-linearised", v)[0].mean() for v in levels]
-        right.plot([100 * v for v in levels], shares, marker + "-", color=dark, label=name)
+        fractions = [100 * one.covered("re-linearised", v)[0].mean() for v in levels]
+        right.plot([100 * v for v in levels], fractions, marker + "-", color=dark, label=name)
     means = [
         100 * np.mean([one.covered("one kernel", v)[0].mean() for one in result.runs.values()])
         for v in levels

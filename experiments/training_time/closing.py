@@ -38,7 +38,7 @@ class Settings:
     Attributes:
         tasks: names or pipeline settings; the first one's curves are shown.
         rate: in units of N / lambda_max.
-        shares: of the steps after which the forecast is corrected.
+        fractions: of the steps after which the forecast is corrected.
         shown: the one of them whose curves are shown.
         steps: T.
         seed: of samples and weights.
@@ -52,7 +52,7 @@ class Settings:
         "iris, tanh MLP",
     )
     rate: float = 1.0
-    shares: tuple[float, ...] = cuts.first((0.05, 0.1, 0.2, 0.4))
+    fractions: tuple[float, ...] = cuts.first((0.05, 0.1, 0.2, 0.4))
     shown: float = 0.1
     steps: int = cuts.one(150)
     seed: int = 1
@@ -61,7 +61,7 @@ class Settings:
 
 PRESETS = {
     "smoke": Settings(
-        tasks=("wine, MLP",), shares=(0.25,), shown=0.25, steps=8, samples=10,
+        tasks=("wine, MLP",), fractions=(0.25,), shown=0.25, steps=8, samples=10,
     ),
     "cpu": Settings(),
     "paper": Settings(tasks=(CIFAR10, MIT67)),
@@ -76,7 +76,7 @@ class Loop:
         task: its name.
         real: loss (T + 1,).
         before: forecast before training (T + 1,).
-        corrected: share of the steps -> forecast (T + 1,), observed up to there.
+        corrected: fraction of the steps -> forecast (T + 1,), observed up to there.
     """
 
     task: str
@@ -111,7 +111,7 @@ def _measure(task: Source, settings: Settings) -> Loop:
     eta = settings.rate * kernel_of(job).unit
     setting = Hyperparameters(eta, steps=settings.steps)
     watch = Online(*job.model, job.x, job.y, setting)
-    places = {max(1, round(share * settings.steps)): share for share in settings.shares}
+    places = {max(1, round(fraction * settings.steps)): fraction for fraction in settings.fractions}
     corrected: dict[float, np.ndarray] = {}
     found = []
 
@@ -136,12 +136,12 @@ def _off(curve: np.ndarray, real: np.ndarray) -> float:
     return float(np.mean(np.abs(np.subtract(*times))))
 
 
-def _errors(result: Result, share: float) -> float:
-    return float(np.mean([_off(one.corrected[share], one.real) for one in result.loops]))
+def _errors(result: Result, fraction: float) -> float:
+    return float(np.mean([_off(one.corrected[fraction], one.real) for one in result.loops]))
 
 
 def plot(result: Result) -> dict[str, Figure]:
-    """Curves of the first task, and mean errors of all by the share of steps seen."""
+    """Curves of the first task, and mean errors of all by the fraction of steps seen."""
     settings, first = result.settings, result.loops[0]
     figure = Figure(figsize=(11.5, 4.3), layout="constrained")
     left, right = figure.subplots(1, 2)
@@ -154,9 +154,9 @@ def plot(result: Result) -> dict[str, Figure]:
     left.set(xlabel="step", ylabel="training loss", title=f"{first.task}, η = {settings.rate:g}")
     before = float(np.mean([_off(one.before, one.real) for one in result.loops]))
     right.axhline(before, color=GREY, ls="--", lw=2, label="before training")
-    errors = [_errors(result, share) for share in settings.shares]
-    right.plot(settings.shares, errors, "o-", color=COLORS[0], label="corrected")
-    right.set(xlabel="share of the steps seen", ylabel="mean error of training times, steps",
+    errors = [_errors(result, fraction) for fraction in settings.fractions]
+    right.plot(settings.fractions, errors, "o-", color=COLORS[0], label="corrected")
+    right.set(xlabel="fraction of the steps seen", ylabel="mean error of training times, steps",
               title=f"{len(result.loops)} tasks")  # fmt: skip
     right.set_ylim(bottom=0)
     for axes in (left, right):
@@ -169,13 +169,17 @@ def measure(result: Result) -> dict[str, list[str]]:
     """Errors by task, and over all."""
     settings, lines = result.settings, []
     for one in result.loops:
-        errors = [f"{_off(one.corrected[share], one.real):.1f}" for share in settings.shares]
+        errors = [
+            f"{_off(one.corrected[fraction], one.real):.1f}" for fraction in settings.fractions
+        ]
         before = f"{one.task}: mean error before training {_off(one.before, one.real):.1f} steps"
         lines.append(f"{before}; corrected {', '.join(errors)}")
     before = float(np.mean([_off(one.before, one.real) for one in result.loops]))
-    shares = ", ".join(f"{100 * s:g}" for s in settings.shares)
-    ratios = [f"{_errors(result, share) / max(before, 1e-9):.2f}" for share in settings.shares]
+    fractions = ", ".join(f"{100 * s:g}" for s in settings.fractions)
+    ratios = [
+        f"{_errors(result, fraction) / max(before, 1e-9):.2f}" for fraction in settings.fractions
+    ]
     lines.append(
-        f"corrected after {shares} % of the steps: {', '.join(ratios)} of {before:.1f} steps"
+        f"corrected after {fractions} % of the steps: {', '.join(ratios)} of {before:.1f} steps"
     )
     return {"ours-online": lines}

@@ -50,7 +50,7 @@ class Settings:
         rate: learning rate of the trajectories.
         relative: whether it is in units of N / lambda_max.
         steps: T.
-        level: a sample is learnt when its loss is below this share of its first one.
+        level: a sample is learnt when its loss is below this fraction of its first one.
         clusters: groups of samples by their losses.
         iterations: of t-SNE.
         seed: of everything.
@@ -84,7 +84,7 @@ class Points:
     Attributes:
         plane: t-SNE (N, 2).
         between: variance between the class means over the whole.
-        nearest: share of samples whose nearest class mean is their own.
+        nearest: fraction of samples whose nearest class mean is their own.
         silhouette: by class, in the plane.
     """
 
@@ -172,7 +172,7 @@ def _points(space: jax.Array, labels: np.ndarray, settings: Settings) -> Points:
     with limited(len(flat)):  # on shared cores its threads wait for each other
         plane = embed.fit_transform(flat)
     found = class_separation(jnp.asarray(flat), labels, classes=int(labels.max()) + 1)
-    between, nearest = float(found.between_share), float(found.nearest_mean)
+    between, nearest = float(found.between_fraction), float(found.nearest_mean)
     return Points(plane, between, nearest, float(silhouette_score(plane, labels)))
 
 
@@ -216,7 +216,7 @@ def measure(result: Result) -> dict[str, list[str]]:
     for name in ("gradients", "features"):
         found = result.points[name]
         lines.append(
-            f"{name}: share of variance between classes {found.between:.2f}, nearest class mean "
+            f"{name}: fraction of variance between classes {found.between:.2f}, nearest class mean "
             f"right {100 * found.nearest:.0f} %, silhouette in the plane {found.silhouette:.2f}"
         )
     found, times = result.points["trajectories"], result.times

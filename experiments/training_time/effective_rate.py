@@ -209,7 +209,7 @@ def measure(result: Result) -> dict[str, list[str]]:
         f"loss at the end: real {median[-1]:.4g} ({noise.real[:, -1].min():.4g} to "
         f"{noise.real[:, -1].max():.4g}), SDE {sde[-1]:.4g} ({noise.sde[:, -1].min():.4g} to "
         f"{noise.sde[:, -1].max():.4g}), ODE {noise.ode[-1]:.4g}",
-        f"mean distance from the real median, share of its drop: SDE "
+        f"mean distance from the real median, fraction of its drop: SDE "
         f"{100 * np.mean(np.abs(sde - median)) / drop:.1f} %, ODE "
         f"{100 * np.mean(np.abs(noise.ode - median)) / drop:.1f} %; times to 1, 10, 40 %: real "
         f"{_times(median)}, SDE {_times(sde)}, ODE {_times(noise.ode)}",

@@ -87,7 +87,7 @@ class Larger:
         linear: the linearised network's on all N (T + 1,).
         small: real loss of training on the N0 alone (T + 1,).
         values: eigenvalues of Theta/N of the subset, of all, and predicted.
-        shares: projections (v_k . dy)^2 / N, likewise.
+        fractions: projections (v_k . dy)^2 / N, likewise.
     """
 
     subset: int
@@ -99,7 +99,7 @@ class Larger:
     linear: np.ndarray
     small: np.ndarray
     values: tuple[np.ndarray, np.ndarray, np.ndarray]
-    shares: tuple[np.ndarray, np.ndarray, np.ndarray]
+    fractions: tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,10 +155,10 @@ def _measure(settings: Settings, subset: int, samples: int) -> Larger:
     path = weight_space(*job.model, job.x, job.y, **training).train
     targets, loss = encode_targets(LOSS, job.y, path[0])
     linear = np.asarray(jax.vmap(lambda f: loss.value(f, targets))(path))
-    (low, low_shares), (all_values, all_shares) = parts
+    (low, low_fractions), (all_values, all_fractions) = parts
     return Larger(
         subset, samples, *foreseen, np.asarray(real), linear, np.asarray(small),
-        (low, all_values, found.values), (low_shares, all_shares, found.residual),
+        (low, all_values, found.values), (low_fractions, all_fractions, found.residual),
     )  # fmt: skip
 
 
@@ -185,26 +185,26 @@ def plot(result: Result) -> dict[str, Figure]:
     figure = Figure(figsize=(10.5, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     _curves(left, first)
-    shares = _levels(first)
-    at = np.arange(len(shares))
+    fractions = _levels(first)
+    at = np.arange(len(fractions))
     rows = (
         ("predicted", first.predicted, PREDICTED),
         ("by the resolvent (ours)", first.resolvent, OURS),
         ("real", first.real, REAL),
     )
     for shift, (label, curve, color) in zip((-0.27, 0.0, 0.27), rows, strict=True):
-        times, horizon = [_time(curve, share) for share in shares], len(curve) - 1
+        times, horizon = [_time(curve, fraction) for fraction in fractions], len(curve) - 1
         heights = [time if time >= 0 else horizon for time in times]
         bars = right.bar(at + shift, heights, 0.25, color=color, label=label)
         right.bar_label(bars, [str(t) if t >= 0 else f"> {horizon}" for t in times], fontsize=7)
-    right.set_xticks(at, [f"{share:.2g}" for share in shares])
-    right.set(xlabel="threshold, share of the first loss", ylabel="training time, steps")
+    right.set_xticks(at, [f"{fraction:.2g}" for fraction in fractions])
+    right.set(xlabel="threshold, fraction of the first loss", ylabel="training time, steps")
     right.legend(frameon=False, fontsize=9)
     other = Figure(figsize=(14, 4.2), layout="constrained")
     panels = other.subplots(1, 3)
     _curves(panels[0], second)
     for axes, rows, word in (
-        (panels[1], second.values, "eigenvalue of Θ/N"), (panels[2], second.shares, "projection")
+        (panels[1], second.values, "eigenvalue of Θ/N"), (panels[2], second.fractions, "projection")
     ):  # fmt: skip
         names = (f"subset of {second.subset}", f"all {second.samples}", "predicted")
         for values, name, color in zip(rows, names, (OTHER, REAL, PREDICTED), strict=True):
@@ -235,8 +235,8 @@ def _levels(pair: Larger) -> list[float]:
     return np.geomspace(0.5, 1.1 * pair.real[-1] / pair.real[0], 5).tolist()
 
 
-def _time(curve: np.ndarray, share: float) -> int:
-    return int(training_time(curve, share * curve[0], rule="absolute"))
+def _time(curve: np.ndarray, fraction: float) -> int:
+    return int(training_time(curve, fraction * curve[0], rule="absolute"))
 
 
 def measure(result: Result) -> dict[str, list[str]]:
@@ -251,13 +251,13 @@ def measure(result: Result) -> dict[str, list[str]]:
         }  # fmt: skip
         lines = [f"N0 = {pair.subset}, N = {pair.samples}; loss at the end over the first: "]
         lines[0] += ", ".join(f"{name} {c[-1] / c[0]:.4f}" for name, c in ends.items())
-        for share in _levels(pair):
-            cells = ", ".join(f"{name} {_time(curve, share)}" for name, curve in ends.items())
-            lines.append(f"steps to {share:.3f} of the first loss: {cells}")
-        for name, (_, whole, predicted) in (("values", pair.values), ("shares", pair.shares)):
+        for fraction in _levels(pair):
+            cells = ", ".join(f"{name} {_time(curve, fraction)}" for name, curve in ends.items())
+            lines.append(f"steps to {fraction:.3f} of the first loss: {cells}")
+        for name, (_, whole, predicted) in (("values", pair.values), ("fractions", pair.fractions)):
             k = np.unique(np.geomspace(1, len(whole) // 2, 40).astype(int)) - 1
             off = np.abs(np.log10(np.maximum(predicted[k], 1e-30) / whole[k]))
-            word = {"values": "eigenvalues", "shares": "projections"}[name]
+            word = {"values": "eigenvalues", "fractions": "projections"}[name]
             lines.append(f"{word} off by a factor of {10 ** np.median(off):.2f} (median, k log)")
         out[picture] = lines
     return out

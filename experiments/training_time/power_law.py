@@ -37,7 +37,7 @@ HEADS = {"resolvent": 50, "power_law": 4}
 LEAST = 4
 """Ranks that a power law must rest on."""
 _DIVERGED = 1e6  # times the loss before training
-_RESOLVED = 0.7  # share of the subset's modes that may be free
+_RESOLVED = 0.7  # fraction of the subset's modes that may be free
 _FLOOR = 1e-7  # least lambda over the largest eigenvalue, about what float32 resolves
 _SLOPE = 0.5  # decades of kappa whose slope is continued
 _BEYOND = 1e-4  # how far, as a factor of kappa
@@ -47,7 +47,7 @@ _MISFIT = 0.1  # relative, from which on a fit is reported as infeasible
 
 @dataclasses.dataclass(frozen=True)
 class Spectrum:
-    """Modes of the kernel of N samples, and the residual's share in each.
+    """Modes of the kernel of N samples, and the residual's fraction in each.
 
     Attributes:
         values: eigenvalues mu_k of Theta/N in decreasing order (K,); with the method "resolvent"
@@ -116,23 +116,23 @@ def extrapolate_spectrum(
     head = max(1, rank0 // HEADS[method]) if head is None else head
     values, vectors = np.linalg.eigh(kernel.reshape(rank0, rank0))
     values = np.maximum(values[::-1], 0.0) / n0
-    shares = (vectors[:, ::-1].T @ residual.reshape(-1)) ** 2 / n0
-    total = float(shares.sum()) if size is None else size
-    if shares.sum() > 0:
-        shares = shares * (total / shares.sum())
+    fractions = (vectors[:, ::-1].T @ residual.reshape(-1)) ** 2 / n0
+    total = float(fractions.sum()) if size is None else size
+    if fractions.sum() > 0:
+        fractions = fractions * (total / fractions.sum())
     if n == n0:
         nan = float("nan")
-        return Spectrum(values, shares, rank, nan, nan, True, "all samples are in the kernel")
+        return Spectrum(values, fractions, rank, nan, nan, True, "all samples are in the kernel")
     if method == "resolvent":
-        return _resolvent(values, shares, rank, head)
+        return _resolvent(values, fractions, rank, head)
     tail, exponent = _values_tail(values, head, rank, alpha * (n0 / n - 1.0))
     values = np.concatenate([values[:head], tail])
-    found = _residual_tail(shares, head, rank)
+    found = _residual_tail(fractions, head, rank)
     if found is None:
-        kept = np.concatenate([shares, np.zeros(rank - rank0)])
+        kept = np.concatenate([fractions, np.zeros(rank - rank0)])
         message = (
             "the residual's tail follows no power law of the known size (head "
-            f"{shares[:head].sum() / max(total, 1e-300):.0%} of it); the subset's own is kept"
+            f"{fractions[:head].sum() / max(total, 1e-300):.0%} of it); the subset's own is kept"
         )
         return Spectrum(values, kept, head, exponent, float("nan"), False, message)
     tail, residual_exponent = found
@@ -140,21 +140,23 @@ def extrapolate_spectrum(
         f"{head} modes kept, tail of the spectrum k^-{exponent:.2f}, "
         f"of the residual k^-{residual_exponent:.2f}"
     )
-    shares = np.concatenate([shares[:head], tail])
-    return Spectrum(values, shares, head, exponent, residual_exponent, True, message)
+    fractions = np.concatenate([fractions[:head], tail])
+    return Spectrum(values, fractions, head, exponent, residual_exponent, True, message)
 
 
-def _resolvent(values: np.ndarray, shares: np.ndarray, rank: int, head: int) -> Spectrum:
+def _resolvent(values: np.ndarray, fractions: np.ndarray, rank: int, head: int) -> Spectrum:
     """A measure whose sum_k q_k lambda / (mu_k + lambda) is that of the larger kernel."""
-    rank0, largest, total = len(values), float(values[0]), float(shares.sum())
+    rank0, largest, total = len(values), float(values[0]), float(fractions.sum())
     nan = float("nan")
     if not (largest > 0 and total > 0):
-        return Spectrum(values, shares, head, nan, nan, True, "nothing moves, or is left to learn")
+        return Spectrum(
+            values, fractions, head, nan, nan, True, "nothing moves, or is left to learn"
+        )
     lam = np.geomspace(100 * largest, _FLOOR * largest, 500)
     spread = values[None] + lam[:, None]  # (lambda, modes)
     freedom = np.sum(values[None] / spread, axis=1)
     known = freedom < _RESOLVED * rank0
-    freedom, resolvent = freedom[known], np.sum(shares[None] / spread, axis=1)[known]
+    freedom, resolvent = freedom[known], np.sum(fractions[None] / spread, axis=1)[known]
     kappa = lam[known] / (1 - freedom / rank0)
     end = kappa < kappa[-1] * 10**_SLOPE
     fits = [np.polyfit(np.log(kappa[end]), np.log(y[end]), 1)[0] for y in (freedom, resolvent)]
@@ -172,9 +174,9 @@ def _resolvent(values: np.ndarray, shares: np.ndarray, rank: int, head: int) -> 
     top = max(float(values[head]), 10 * low)
     grid = np.geomspace(top, low, int(_NODES * np.log10(top / low)))
     grid = np.append(grid, 0.0)  # what is never learned
-    fixed = np.sum(shares[None, :head] * lam_all[:, None]
+    fixed = np.sum(fractions[None, :head] * lam_all[:, None]
                    / (values[None, :head] + lam_all[:, None]), axis=1)  # fmt: skip
-    rest = max(float(shares[head:].sum()), 0.0)
+    rest = max(float(fractions[head:].sum()), 0.0)
     rows = lam_all[:, None] / (grid[None] + lam_all[:, None]) / left[:, None]
     certain = 100.0  # the total is known, so it counts as much as many rows
     rows = np.concatenate([rows, np.full((1, len(grid)), certain / total)])
@@ -190,7 +192,8 @@ def _resolvent(values: np.ndarray, shares: np.ndarray, rank: int, head: int) -> 
         f"{misfit:.1%}); tails mu k^-{exponent:.2f}, q k^-{residual_exponent:.2f}"
     )
     return Spectrum(
-        np.concatenate([values[:head], grid[kept]]), np.concatenate([shares[:head], measure[kept]]),
+        np.concatenate([values[:head], grid[kept]]),
+        np.concatenate([fractions[:head], measure[kept]]),
         head, exponent, residual_exponent, misfit < _MISFIT, message,
     )  # fmt: skip
 
@@ -215,11 +218,11 @@ def _values_tail(
     return scale * tail, exponent
 
 
-def _residual_tail(shares: np.ndarray, head: int, rank: int) -> tuple[np.ndarray, float] | None:
+def _residual_tail(fractions: np.ndarray, head: int, rank: int) -> tuple[np.ndarray, float] | None:
     """A power law that starts at the head's level and has the tail's sum, or None."""
-    left = float(shares[head:].sum())
+    left = float(fractions[head:].sum())
     around = slice(max(0, head - head // 4 - 2), head + head // 4 + 2)
-    level = float(np.mean(shares[around]))  # single shares are as noisy as squares of normals
+    level = float(np.mean(fractions[around]))  # single fractions are as noisy as squares of normals
     ratios = np.arange(head + 1, rank + 1) / head
     if left <= 0 or level <= 0:
         return (np.zeros(rank - head), float("inf")) if left <= 0 else None

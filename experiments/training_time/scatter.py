@@ -144,14 +144,14 @@ def plot(result: Result) -> dict[str, Figure]:
     """Both scatter plots, and the table as bars."""
     figures = {}
     tasks = [name_of(task) for task in result.settings.tasks]
-    for (picture, pairs), share in zip(_by_kind(result).items(), (0.13, 0.2), strict=True):
+    for (picture, pairs), fraction in zip(_by_kind(result).items(), (0.13, 0.2), strict=True):
         figure = Figure(figsize=(6, 5.6), layout="constrained")
         axes = figure.subplots()
         line = np.array([0.0, 1.05 * result.settings.steps])
         axes.plot(line, line, color="0.3", lw=1.2, label="perfect forecast")
         for sign in (1, -1):
-            label = f"± {100 * share:.0f} %" if sign == 1 else None
-            axes.plot(line, (1 + sign * share) * line, "--", color="0.5", lw=1, label=label)
+            label = f"± {100 * fraction:.0f} %" if sign == 1 else None
+            axes.plot(line, (1 + sign * fraction) * line, "--", color="0.5", lw=1, label=label)
         for task, color, marker in zip(tasks, COLORS, MARKERS, strict=False):
             some = [pair for pair in pairs if pair.task == task]
             predicted, real = _readings(some)
@@ -195,12 +195,12 @@ def measure(result: Result) -> dict[str, list[str]]:
         predicted, real = _readings(pairs)
         off = np.abs(predicted - real)
         # Two steps count as right however short the time is.
-        shares = [100 * np.mean(off <= np.maximum(s * real, 2)) for s in (0.13, 0.2)]
+        fractions = [100 * np.mean(off <= np.maximum(s * real, 2)) for s in (0.13, 0.2)]
         whole = [100 * np.mean(off <= s * horizon) for s in (0.13, 0.2)]
         lines = [
             f"{len(predicted)} runs, {predicted.size} readings, {len(pairs) - len(predicted)} "
             "diverged",
-            f"within 13 % of the real time {shares[0]:.0f} %, within 20 % {shares[1]:.0f} %",
+            f"within 13 % of the real time {fractions[0]:.0f} %, within 20 % {fractions[1]:.0f} %",
             f"within 13 % of T {whole[0]:.0f} %, within 20 % of T {whole[1]:.0f} %",
             f"mean error {off.mean():.1f} steps, Pearson "
             f"{np.corrcoef(predicted.ravel(), real.ravel())[0, 1]:.3f}",

@@ -154,8 +154,8 @@ class Result:
     seconds: float
 
 
-def phases(clock: np.ndarray, rank: np.ndarray, *, share: float = 0.1) -> dict[str, str]:
-    """Collapse, expansion and compression, where RankMe moves by at least `share` of its value.
+def phases(clock: np.ndarray, rank: np.ndarray, *, fraction: float = 0.1) -> dict[str, str]:
+    """Collapse, expansion and compression, where RankMe moves by at least `fraction` of its value.
 
     Collapse: a fall from the start to a minimum before the highest later value. Expansion: a rise
     from there to a maximum. Compression: a fall from the maximum to the end.
@@ -163,7 +163,7 @@ def phases(clock: np.ndarray, rank: np.ndarray, *, share: float = 0.1) -> dict[s
     Args:
         clock: steps or times (T,).
         rank: RankMe (T,).
-        share: what counts as a move.
+        fraction: what counts as a move.
 
     Returns:
         For each phase a sentence, or "absent (...)" with what was seen instead.
@@ -177,7 +177,7 @@ def phases(clock: np.ndarray, rank: np.ndarray, *, share: float = 0.1) -> dict[s
     def one(begin: int, end: int, sign: int) -> str:
         change = rank[end] / rank[begin] - 1
         text = f"{rank[begin]:.1f} to {rank[end]:.1f} over {clock[begin]:.3g}-{clock[end]:.3g}"
-        return text if sign * change >= share else f"absent ({text})"
+        return text if sign * change >= fraction else f"absent ({text})"
 
     return {
         "collapse": one(0, low, -1),

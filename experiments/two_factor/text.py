@@ -75,10 +75,10 @@ def zipf_tokens(
         int32 (length,).
     """
     rng = np.random.default_rng(seed)
-    share = np.arange(1, vocabulary + 1) ** -exponent
-    share /= share.sum()
-    follow = rng.choice(vocabulary, (vocabulary, vocabulary), p=share)
-    fresh = rng.choice(vocabulary, length, p=share)
+    fraction = np.arange(1, vocabulary + 1) ** -exponent
+    fraction /= fraction.sum()
+    follow = rng.choice(vocabulary, (vocabulary, vocabulary), p=fraction)
+    fresh = rng.choice(vocabulary, length, p=fraction)
     bound = rng.random(length) < 0.5
     tokens = fresh.astype(np.int32)
     for i in range(2, length):

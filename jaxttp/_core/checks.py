@@ -37,14 +37,12 @@ def values_known() -> contextlib.AbstractContextManager[Any]:
     return jax.ensure_compile_time_eval() if traced else contextlib.nullcontext()
 
 
-def check_choice(name: str, value: T, choices: Iterable[T], *, remedy: str = "") -> T:
+def check_choice(name: str, value: T, choices: Iterable[T], *, hint: str = "") -> T:
     """Return `value` if it is one of `choices`, else raise `ValueError`."""
     choices = tuple(choices)
     if value not in choices:
         listed = ", ".join(repr(choice) for choice in choices)
-        raise ValueError(
-            f"{name}={value!r} is not known; choose one of {listed}. {remedy}".rstrip()
-        )
+        raise ValueError(f"{name}={value!r} is not known; choose one of {listed}. {hint}".rstrip())
     return value
 
 
@@ -55,7 +53,7 @@ def check_number(
     above: float | None = None,
     at_least: float | None = None,
     below: float | None = None,
-    remedy: str = "",
+    hint: str = "",
 ) -> Any:
     """Return a scalar that lies in the wanted range, else raise `ValueError`.
 
@@ -78,12 +76,12 @@ def check_number(
         limits.append((f"less than {below:g}", number < below))
     if not all(is_met for _, is_met in limits):
         text = " and ".join(words for words, _ in limits)
-        raise ValueError(f"{name} must be {text}; got {value!r}. {remedy}".rstrip())
+        raise ValueError(f"{name} must be {text}; got {value!r}. {hint}".rstrip())
     return value
 
 
 def check_integer(
-    name: str, value: Any, *, at_least: int, at_most: int | None = None, remedy: str = ""
+    name: str, value: Any, *, at_least: int, at_most: int | None = None, hint: str = ""
 ) -> int:
     """Return `value` as an int that lies in the wanted range, else raise `ValueError`."""
     whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
@@ -91,18 +89,18 @@ def check_integer(
         wanted = f"an integer of at least {at_least}"
         if at_most is not None:
             wanted = f"an integer between {at_least} and {at_most}"
-        raise ValueError(f"{name} must be {wanted}; got {value!r}. {remedy}".rstrip())
+        raise ValueError(f"{name} must be {wanted}; got {value!r}. {hint}".rstrip())
     return int(value)
 
 
-def check_used(name: str, value: Any, used: bool, remedy: str) -> None:
+def check_used(name: str, value: Any, used: bool, hint: str) -> None:
     """Raise `ValueError` for an option that was given and would do nothing.
 
     Args:
         name: of the argument.
         value: what was given; None for nothing.
         used: whether the others leave something to do for it.
-        remedy: what it is for.
+        hint: what it is for.
 
     Raises:
         ValueError: it would be ignored.
@@ -117,7 +115,7 @@ def check_used(name: str, value: Any, used: bool, remedy: str) -> None:
         words = repr(value)
         many = "\n" in words or len(words) > 200  # samples, say
         given = f"{name} (a {type(value).__name__})" if many else f"{name}={words}"
-        raise ValueError(f"{given} does nothing here: {remedy}. Leave it out.")
+        raise ValueError(f"{given} does nothing here: {hint}. Leave it out.")
 
 
 def check_optimizer(optimizer: Any) -> None:

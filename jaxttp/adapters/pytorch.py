@@ -46,9 +46,9 @@ def from_torch(
 
     Returns:
         ``Model(apply_fn, params)``. `params` is a dict from the parameters' names to arrays, for
-        those with ``requires_grad``; a parameter that two layers share is there once. The others,
-        and the buffers, are frozen in `apply_fn`. Kernels of linear layers are (out, in): with
-        `jaxttp.models.lora` say ``output_axis=0``.
+        those with ``requires_grad``; a parameter that two layers share is there once. The
+        others, and the buffers, are frozen in `apply_fn`. Kernels of linear layers are (out, in):
+        with `jaxttp.models.lora` say ``output_axis=0``.
 
     Raises:
         ImportError: torch or torchax is missing, or this pair of versions does not import.

@@ -60,10 +60,10 @@ def spectrum(given: Given) -> None:
 
 def _print(console: Console, result: Any) -> None:
     print_task(console, result.task)
-    rows = table("share", "eigenvectors for the residual", "for the centred labels")
-    for share in (0.5, 0.9, 0.99):
-        heads = (str(result.head(share, of)) for of in ("residual", "labels"))
-        rows.add_row(f"{100 * share:g} %", *heads)
+    rows = table("fraction", "eigenvectors for the residual", "for the centred labels")
+    for fraction in (0.5, 0.9, 0.99):
+        heads = (str(result.head(fraction, of)) for of in ("residual", "labels"))
+        rows.add_row(f"{100 * fraction:g} %", *heads)
     console.print(rows)
     values, law = result.values, result.law
     say(

@@ -118,8 +118,8 @@ def _combine(network: Checked) -> Bounds:
     terms = jnp.where(alphas > 0, quotients, jnp.inf)
     maximum = jnp.where(jnp.any(above > 0), condition * jnp.max(terms), jnp.nan)
     total = jnp.sum(alphas)
-    shares = jnp.where(total > 0, alphas / jnp.where(total > 0, total, 1.0), jnp.nan)
-    return Bounds(convex, maximum, terms, shares, alphas, condition)
+    fractions = jnp.where(total > 0, alphas / jnp.where(total > 0, total, 1.0), jnp.nan)
+    return Bounds(convex, maximum, terms, fractions, alphas, condition)
 
 
 def psd_residual_bound(

@@ -88,8 +88,8 @@ class _FlatNetwork:
     def value(self, flat: Array, x: Any, targets: Array) -> Array:
         """What some samples add to the mean loss of all."""
         assert self.loss is not None
-        share = len(targets) / self.samples
-        return share * self.loss.value(self.evaluate(flat, x), targets)
+        fraction = len(targets) / self.samples
+        return fraction * self.loss.value(self.evaluate(flat, x), targets)
 
     def output_hessian(self, outputs: Array) -> Array:
         assert self.loss is not None
@@ -183,8 +183,8 @@ def curvature_matrix(
         if form == "auto":
             form = "parameters" if network.flat.size < rows else "outputs"
         if form == "parameters":
-            remedy = "the matrix over fewer parameters than outputs is computed on one device"
-            check_used("mesh", mesh, False, remedy)
+            hint = "the matrix over fewer parameters than outputs is computed on one device"
+            check_used("mesh", mesh, False, hint)
             return network.checked(_parameter_form(network, batch_size))
     options: dict[str, Any] = {
         "trainable": trainable, "batch_size": batch_size, "max_bytes": max_bytes, "mesh": mesh,

@@ -19,7 +19,7 @@ def magnitude_masks(
 
     Args:
         params: pytree of arrays.
-        rate: share of each layer to remove, in [0, 1); floor(rate * size) entries go.
+        rate: fraction of each layer to remove, in [0, 1); floor(rate * size) entries go.
         prune: ``(path, leaf) -> bool``, which leaves are pruned; those with two axes or more when
             None (weights, not biases and norms).
 

@@ -160,18 +160,18 @@ def layer_spectra(weights: Any, *, scales: Any = None) -> LayerSpectra:
         return LayerSpectra(*rows)
 
 
-def rank_sensitivity(result: ConditionNumber, *, share: float = 1.0) -> RankSensitivity:
+def rank_sensitivity(result: ConditionNumber, *, fraction: float = 1.0) -> RankSensitivity:
     """How much the condition number depends on the rank: kappa at every rank near the counted one.
 
     Args:
         result: of `condition_number`, with all eigenvalues (kind "dense").
-        share: which part of all ranks to look at, around the counted one; 1 for all.
+        fraction: which part of all ranks to look at, around the counted one; 1 for all.
 
     Returns:
         A `RankSensitivity`.
 
     Raises:
-        ValueError: a result without eigenvalues, a share outside (0, 1].
+        ValueError: a result without eigenvalues, a fraction outside (0, 1].
 
     Example:
         >>> found = condition_number(np.diag([8.0, 2.0, 0.0]))
@@ -182,10 +182,10 @@ def rank_sensitivity(result: ConditionNumber, *, share: float = 1.0) -> RankSens
         GNC Appendix C, Figure 9.
     """
     check_instance("result", result, ConditionNumber, "condition_number")
-    check_known(result=result, share=share)
-    check_number("share", share, above=0.0)
-    if share > 1:
-        raise ValueError(f"share must be at most 1; got {share!r}.")
+    check_known(result=result, fraction=fraction)
+    check_number("fraction", fraction, above=0.0)
+    if fraction > 1:
+        raise ValueError(f"fraction must be at most 1; got {fraction!r}.")
     if result.eigenvalues is None or result.rank is None:
         raise ValueError(
             f"a {result.kind!r} result knows its extreme eigenvalues only; give the dense matrix, "
@@ -195,7 +195,7 @@ def rank_sensitivity(result: ConditionNumber, *, share: float = 1.0) -> RankSens
     if eigenvalues.ndim != 1:
         raise ValueError("result must be one condition number, not a batch.")
     size, rank = len(eigenvalues), int(result.rank)
-    half = max(1, round(share * size))
+    half = max(1, round(fraction * size))
     ranks = np.arange(max(1, rank - half), min(size, rank + half) + 1)
     chosen = eigenvalues[ranks - 1]
     largest = eigenvalues[0]
@@ -338,8 +338,8 @@ def sweep(
         widths = (inputs, *(check_integer("width", hidden, at_least=1),) * (layers - 1), outputs)
         for seed in range(seeds):
             # A draw depends on its number and its sizes alone: "skip" and "alpha" change nothing.
-            share = place if parameter in ("depth", "width") else 0
-            one = jax.random.fold_in(jax.random.fold_in(key, seed), share)
+            fraction = place if parameter in ("depth", "width") else 0
+            one = jax.random.fold_in(jax.random.fold_in(key, seed), fraction)
             weights = gaussian_weights(widths, key=one)
             if data is not None:
                 layer = (weights[1], weights[0], data, chosen["alpha"])

@@ -205,11 +205,11 @@ def select_rows(
 
 
 def split(dataset: Dataset, *, held_out: float, key: Array) -> Split:
-    """Hold out a random share of the samples, of every class the same share.
+    """Hold out a random fraction of the samples, of every class the same fraction.
 
     Args:
         dataset: any data set.
-        held_out: the share, in (0, 1); of each class it is rounded to whole samples.
+        held_out: the fraction, in (0, 1); of each class it is rounded to whole samples.
         key: a JAX random key.
 
     Returns:
@@ -251,8 +251,8 @@ def _choose_classes(
     if classes is None:
         return tuple(known)
     if np.ndim(classes) == 0:
-        remedy = f"{name} has {len(known)} classes."
-        check_integer("classes", classes, at_least=1, at_most=len(known), remedy=remedy)
+        hint = f"{name} has {len(known)} classes."
+        check_integer("classes", classes, at_least=1, at_most=len(known), hint=hint)
         # The draws within the classes fold in their labels; this one must differ from them.
         order = _permutation(key, len(known), len(known))
         return tuple(sorted(int(label) for label in order[: int(classes)]))  # type: ignore[arg-type]

@@ -66,8 +66,8 @@ class Preprocessing:
     def __post_init__(self):
         check_integer("crop", self.crop, at_least=1)
         if self.resize is not None:
-            remedy = f"A square of crop={self.crop} is cut out of it."
-            check_integer("resize", self.resize, at_least=self.crop, remedy=remedy)
+            hint = f"A square of crop={self.crop} is cut out of it."
+            check_integer("resize", self.resize, at_least=self.crop, hint=hint)
         if self.channels not in (None, 1, 3):
             raise ValueError(f"channels must be None, 1 or 3; got {self.channels!r}.")
         check_choice("interpolation", self.interpolation, INTERPOLATIONS)

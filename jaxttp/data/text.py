@@ -74,7 +74,7 @@ class Tokenizer:
             added = self.tokenizer.num_special_tokens_to_add(False)
             check_integer(
                 "max_length", max_length, at_least=added + 1,
-                remedy=f"The tokenizer adds {added} tokens to each text.",
+                hint=f"The tokenizer adds {added} tokens to each text.",
             )  # fmt: skip
             self.tokenizer.enable_truncation(max_length)
         found = [encoding.ids for encoding in self.tokenizer.encode_batch(texts)]

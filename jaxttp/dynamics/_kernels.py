@@ -136,5 +136,5 @@ def check_times(ts: Any, dtype: Any, *, limit: bool = False) -> Array:
 def check_rate(learning_rate: Any) -> Any:
     """A learning rate greater than zero."""
     return check_number(
-        "learning_rate", learning_rate, above=0.0, remedy="Use a small positive step."
+        "learning_rate", learning_rate, above=0.0, hint="Use a small positive step."
     )

@@ -34,8 +34,8 @@ class Trajectory(eqx.Module):
         diverged_at: first step whose outputs could not be represented (they are held at the last
             that could), -1 for never, or None where divergence cannot happen.
         dual: a_t (T, N, C) of the weights w_t = c_t w_0 + J^T a_t, where an optimiser was followed.
-        scale: c_t of them (T,): the share of the weights before training that weight decay has left
-            after t steps; 1 without decay.
+        scale: c_t of them (T,): the fraction of the weights before training that weight decay has
+            left after t steps; 1 without decay.
     """
 
     ts: Float[Array, " t"]
@@ -57,10 +57,11 @@ class RelinearizedTrajectory(eqx.Module):
         train: outputs (steps + 1, N, C).
         loss: the loss curve (steps + 1,).
         loss_uncertainty: estimated error of `loss`, (steps + 1,): what the correction changed in
-            the present segment, and at the ends of those before, each as a share of the loss there.
+            the present segment, and at the ends of those before, each as a fraction of the loss
+            there.
         ends: the steps at which segments end and kernels were built.
         local_errors: for every segment the largest change of the loss curve by the correction, as
-            a share of the curve's drop. "auto" aims at its tolerance and accepts twice as much.
+            a fraction of the curve's drop. "auto" aims at its tolerance and accepts twice as much.
         rejected: segments done again because their local error was too large; each cost a kernel.
         diverged_at: first step whose outputs could not be represented, -1 for never.
         edge_at: end of the first segment that crosses the edge of stability, -1 for never. From

@@ -43,8 +43,8 @@ def check_batches(
                 "or leave it out."
             )
         return PROTOCOLS[0]
-    remedy = "" if n is None else f"The data has {n} samples."
-    check_integer("batch_size", batch_size, at_least=1, at_most=n, remedy=remedy)
+    hint = "" if n is None else f"The data has {n} samples."
+    check_integer("batch_size", batch_size, at_least=1, at_most=n, hint=hint)
     if key is None:
         raise ValueError(
             "batch_size needs key: batches are drawn at random; pass jax.random.key(0)."

@@ -409,7 +409,7 @@ def _responses(optimizer: Optimizer, inputs: Params, states: optax.OptState) -> 
     return jax.vmap(drive)(inputs, states)
 
 
-def start_shares(optimizer: optax.GradientTransformation | HeavyBall) -> tuple[float, ...]:
+def start_fractions(optimizer: optax.GradientTransformation | HeavyBall) -> tuple[float, ...]:
     """What the accumulators of a fresh state hold, as multiples of the weights.
 
     A velocity starts at zero, but schedule-free SGD averages a copy of the weights.
@@ -434,11 +434,11 @@ def start_shares(optimizer: optax.GradientTransformation | HeavyBall) -> tuple[f
         shapes = [[jnp.shape(leaf) for leaf in jax.tree.leaves(state)] for state in rest]
         if shapes[0] != shapes[1]:
             raise ValueError(_HIDDEN)
-        shares = []
+        fractions = []
         for leaves in zip(*found, strict=True):
-            share = float(leaves[0][0] / weights[0])
+            fraction = float(leaves[0][0] / weights[0])
             pairs = zip(leaves, starts, strict=True)
-            if not all(np.allclose(leaf, share * w, rtol=1e-5, atol=1e-7) for leaf, w in pairs):
+            if not all(np.allclose(leaf, fraction * w, rtol=1e-5, atol=1e-7) for leaf, w in pairs):
                 raise ValueError(_HIDDEN)
-            shares.append(share)
-    return tuple(shares)
+            fractions.append(fraction)
+    return tuple(fractions)

@@ -271,19 +271,19 @@ class Motion(NamedTuple):
         whole = gradient
         if batch is not None:
             whole = jnp.zeros_like(self.f).at[batch].add(gradient)
-        shares = [1.0] if self.tau is None else [1 - self.tau[t], self.tau[t]]
+        fractions = [1.0] if self.tau is None else [1 - self.tau[t], self.tau[t]]
         parts, along = [], []
-        for end, share in zip(self.ends, shares, strict=True):
+        for end, fraction in zip(self.ends, fractions, strict=True):
             seen = whole.reshape(-1)
             along.append(None if end.damping is None else end.damping.right.T @ seen)
             if end.damping is not None:
                 seen = seen - end.damping.left @ along[-1]
-            parts.append(share * seen)
+            parts.append(fraction * seen)
         parts.append(jnp.zeros(len(self.ends[0].pushed), self.f.dtype))
         for end, held in zip(self.ends, folds, strict=True):
             image = image_of(end.kernel, gradient, batch)
-            for share, fold, some in zip(shares, held, along, strict=True):
-                parts.append(share * (image if fold is None else image - fold @ some))
+            for fraction, fold, some in zip(fractions, held, along, strict=True):
+                parts.append(fraction * (image if fold is None else image - fold @ some))
         return jnp.concatenate(parts)
 
     def moves(self, update: Array, t: Any) -> list[Array]:

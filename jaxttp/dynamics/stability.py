@@ -42,8 +42,8 @@ DENSE = 256
 """Outputs of a kernel whose eigenvectors are all computed, at most."""
 MODES = 32
 """Stiffest modes of the curvature: so many can be damped at once."""
-SHARES = (-7.0, 7.0)
-"""Decimal logarithms of the shares of a limit that are told apart."""
+FRACTIONS = (-7.0, 7.0)
+"""Decimal logarithms of the fractions of a limit that are told apart."""
 GROWTH = 1e-6
 """A spectral radius of one is a mode at rest; beyond one by this, it grows."""
 
@@ -278,15 +278,15 @@ def curvature_limits(
     if isinstance(optimizer, HeavyBall):
         m = float(optimizer.momentum or 0.0)
         factor = 2.0 * (1.0 + m) / (1.0 + 2.0 * m if optimizer.nesterov else 1.0)
-        shares = np.broadcast_to(np.asarray(optimizer.rates, np.float64) / factor, (steps,))
+        fractions = np.broadcast_to(np.asarray(optimizer.rates, np.float64) / factor, (steps,))
     else:
-        shares = step_shares(step_maps(optimizer, steps), 1.0)
+        fractions = step_fractions(step_maps(optimizer, steps), 1.0)
     with np.errstate(divide="ignore"):
-        return 1.0 / shares
+        return 1.0 / fractions
 
 
-def step_shares(maps: StepMaps, curvature: float) -> np.ndarray:
-    """How large every step is (T,) as a share of the largest stable one, for full batches.
+def step_fractions(maps: StepMaps, curvature: float) -> np.ndarray:
+    """How large every step is (T,) as a fraction of the largest stable one, for full batches.
 
     An optimiser that moves every P steps only (accumulated gradients) is looked at over P steps.
     """
@@ -298,7 +298,7 @@ def step_shares(maps: StepMaps, curvature: float) -> np.ndarray:
     k = maps.still.shape[1]
     some = some.reshape(len(some), wait, -1)
     still, pulled = some[..., : k * k].reshape(-1, wait, k, k), some[..., k * k :]
-    low, high = (np.full(len(some), bound) for bound in SHARES)
+    low, high = (np.full(len(some), bound) for bound in FRACTIONS)
     for _ in range(48):
         middle = (low + high) / 2
         product = np.eye(k)
@@ -308,5 +308,5 @@ def step_shares(maps: StepMaps, curvature: float) -> np.ndarray:
             product = step @ product
         grows = np.abs(np.linalg.eigvals(product)).max(axis=-1) > 1 + GROWTH
         low, high = np.where(grows, low, middle), np.where(grows, middle, high)
-    shares = np.where(high >= SHARES[1], 0.0, 10.0**-high)[place.reshape(-1)]
-    return np.concatenate([shares, np.full(wait - 1, shares[-1])])
+    fractions = np.where(high >= FRACTIONS[1], 0.0, 10.0**-high)[place.reshape(-1)]
+    return np.concatenate([fractions, np.full(wait - 1, fractions[-1])])

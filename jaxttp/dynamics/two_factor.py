@@ -291,7 +291,7 @@ def balanced_features(w: ArrayLike, samples: int, *, key: Array) -> Float[Array,
     w = check_finite_value("w", check_array("w", w, ndim=2, floating=True))
     check_key(key, optional=False)
     rank = min(w.shape)
-    check_integer("samples", samples, at_least=rank, remedy=f"W can have rank {rank}.")
+    check_integer("samples", samples, at_least=rank, hint=f"W can have rank {rank}.")
     u, s, _ = decompose(jnp.linalg.svd, w, full_matrices=False)
     q, _ = decompose(jnp.linalg.qr, jax.random.normal(key, (samples, rank), w.dtype))
     return _product(q * s[None], u.T)
@@ -319,8 +319,8 @@ def power_law_labels(samples: int, classes: int, *, exponent: float = 1.0) -> Ar
     check_integer("classes", classes, at_least=1)
     check_number("exponent", exponent)
     check_known(exponent=exponent)
-    share = 1.0 / np.arange(1, classes + 1) ** exponent
-    ends = np.cumsum(share) / np.sum(share) * samples
+    fraction = 1.0 / np.arange(1, classes + 1) ** exponent
+    ends = np.cumsum(fraction) / np.sum(fraction) * samples
     return jnp.asarray(np.searchsorted(ends, np.arange(samples) + 0.5).clip(max=classes - 1))
 
 

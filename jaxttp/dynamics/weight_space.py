@@ -41,9 +41,9 @@ from jaxttp.dynamics.optimizers import (
 from jaxttp.losses import Loss, encode_targets
 
 EARLY_ONLY = 0.1
-"""Where the network misses more than this share of the predicted change, late times are doubted."""
+"""Of the predicted change; where the network misses more than this, late times are doubted."""
 CONFIRMED = 1e-3
-"""Where it misses no more than this share, nothing is."""
+"""Where it misses no more than this fraction, nothing is."""
 
 
 class WeightSpaceTrajectory(eqx.Module):
@@ -92,8 +92,8 @@ class WeightSpaceTrajectory(eqx.Module):
     def doubted_from(self) -> int | None:
         """The step from which on times are not early any more; None where all may be taken.
 
-        What a linearization misses is of second order in the displacement, so that its share of the
-        predicted change grows in proportion to it, to `mismatch` at the end.
+        What a linearization misses is of second order in the displacement, so that its fraction of
+        the predicted change grows in proportion to it, to `mismatch` at the end.
         """
         moved = np.asarray(self.displacement)
         late = float(self.mismatch) * moved > EARLY_ONLY * moved[-1]

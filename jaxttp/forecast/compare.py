@@ -5,7 +5,7 @@ lambda_k, and the largest eigenvalue bounds the learning rate, so what counts is
 
     speed = (g^T Theta g) / (lambda_max |g|^2),      between 0 and 1,
 
-the share of the fastest possible descent that the labels get.
+the fraction of the fastest possible descent that the labels get.
 """
 
 import dataclasses
@@ -37,10 +37,10 @@ from jaxttp.ntk.kernels import Kernel
 from jaxttp.ntk.spectrum import eigendecomposition, label_alignment
 from jaxttp.training import time_step
 
-RATE_SHARES = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9)
-"""Learning rates tried for every starting point, as shares of its largest stable one."""
+RATE_FRACTIONS = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9)
+"""Learning rates tried for every starting point, as fractions of its largest stable one."""
 GOALS = (0.1, 0.5)
-"""Goals when none are given, as shares of the largest initial loss."""
+"""Goals when none are given, as fractions of the largest initial loss."""
 
 
 class Explanation(NamedTuple):
@@ -48,7 +48,7 @@ class Explanation(NamedTuple):
 
     Attributes:
         speed: g^T Theta g / (lambda_max |g|^2), in [0, 1], g the loss's gradient in the outputs.
-        alignment: share of |g|^2 along the 10 leading eigenvectors.
+        alignment: fraction of |g|^2 along the 10 leading eigenvectors.
         condition_number: lambda_max over the smallest eigenvalue that counts.
         rank: how many eigenvalues count (those above N C eps lambda_max).
     """
@@ -261,15 +261,15 @@ def _own_goals(problems: Iterable[Problem], metric: str) -> tuple[float, ...]:
             f"candidates begin with {metric} 0, of which there is no tenth to get to: give "
             "thresholds or a target."
         )
-    return tuple(share * max(starts) for share in GOALS)
+    return tuple(fraction * max(starts) for fraction in GOALS)
 
 
 def _below_limit(lines: Linearizer, setting: Hyperparameters) -> tuple[Hyperparameters, ...]:
-    """The setting at nine shares of the largest stable rate of a starting point."""
+    """The setting at nine fractions of the largest stable rate of a starting point."""
     limit = lines.momentum_limit(setting.momentum)
     if limit >= float(np.finfo(np.float32).max):  # nothing moves, at whatever rate
         limit = 1.0
-    rates = (share * limit for share in RATE_SHARES)
+    rates = (fraction * limit for fraction in RATE_FRACTIONS)
     return tuple(dataclasses.replace(setting, learning_rate=rate) for rate in rates)
 
 
@@ -302,20 +302,20 @@ def _explain(kernel: Kernel, problem: Problem, leading: int = 10) -> Explanation
     gradient = problem.loss.gradient(problem.f0, problem.targets)
     system, times = eigendecomposition(kernel), 1
     if kernel.ndim == 4:
-        shares = label_alignment(system, gradient)
+        fractions = label_alignment(system, gradient)
     else:  # K ⊗ I_C has every eigenvalue of K for each output
         times = gradient.shape[1]
-        shares = jax.vmap(label_alignment, (None, 1), 1)(system, gradient).reshape(-1)
+        fractions = jax.vmap(label_alignment, (None, 1), 1)(system, gradient).reshape(-1)
     values = np.repeat(np.asarray(system.values, np.float64), times)
-    shares = np.asarray(shares, np.float64)
-    total, largest, rank = float(shares.sum()), float(values[0]), times * int(system.rank)
+    fractions = np.asarray(fractions, np.float64)
+    total, largest, rank = float(fractions.sum()), float(values[0]), times * int(system.rank)
     if not (total > 0 and largest > 0):  # nothing is left to learn, or nothing moves
         return Explanation(0.0, 0.0, float("nan"), rank)
     # Equal ones count together; zeros do not, whose order is rounding.
     last = values[min(leading, rank) - 1] * (1 - 1e-5)
     return Explanation(
-        speed=float(shares @ values) / (largest * total),
-        alignment=float(shares[values >= last].sum()) / total,
+        speed=float(fractions @ values) / (largest * total),
+        alignment=float(fractions[values >= last].sum()) / total,
         condition_number=largest / float(values[rank - 1]),
         rank=rank,
     )

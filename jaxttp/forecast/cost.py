@@ -87,17 +87,19 @@ class Price:
         return kernels * self.kernel + passes * self.whole_pass + products * self.product
 
 
-def share_of(operations: float, training: float) -> str:
+def fraction_of(operations: float, training: float) -> str:
     """How many trainings some operations are, in words.
 
     Example:
-        >>> share_of(1.0, 31.0), share_of(1500.0, 1.0), share_of(1.4, 1.0)
+        >>> fraction_of(1.0, 31.0), fraction_of(1500.0, 1.0), fraction_of(1.4, 1.0)
         ('1/31 of', '1,500 times', '1.4 times')
     """
-    share = operations / max(training, 1.0)
-    if share < 0.95:
-        return f"1/{1 / share:.2g} of" if share > 0.1 else f"1/{1 / max(share, 1e-12):.0f} of"
-    return f"{share:.2g} times" if share < 10 else f"{share:,.0f} times"
+    fraction = operations / max(training, 1.0)
+    if fraction < 0.95:
+        return (
+            f"1/{1 / fraction:.2g} of" if fraction > 0.1 else f"1/{1 / max(fraction, 1e-12):.0f} of"
+        )
+    return f"{fraction:.2g} times" if fraction < 10 else f"{fraction:,.0f} times"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +110,7 @@ class CostModel:
     else is reported of; limits are a choice.
 
     Attributes:
-        share: of the training's operations that a forecast may take unless told otherwise.
+        fraction: of the training's operations that a forecast may take unless told otherwise.
         least: and so many operations in any case: a minute or two of a laptop.
         memory: bytes that the kernels of a plan may take where another plan takes less.
         widths: of sketches that are looked at.
@@ -118,7 +120,7 @@ class CostModel:
             planned.
         horizons: at which errors were measured.
         rebuilds: kernels after the first at most, with which they were.
-        errors: for those the error of a time as a share of it, beyond two steps. Over a long way
+        errors: for those the error of a time as a fraction of it, beyond two steps. Over a long way
             one rebuilt kernel is no better than none.
         by_class: the same of class sketches, which the network itself corrects where they are
             rebuilt.
@@ -135,7 +137,7 @@ class CostModel:
             number of the kernel is read from memory for one multiplication.
     """
 
-    share: float = 0.1
+    fraction: float = 0.1
     least: float = 4.5e12
     memory: float = 4e9
     widths: tuple[int, ...] = (256, 512, 1024, 2048, 4096, 8192)
@@ -191,7 +193,7 @@ class ForecastPlan:
     whole: bool = True
 
     def __str__(self) -> str:
-        cost, allowed = (share_of(n, self.training) for n in (self.operations, self.budget))
+        cost, allowed = (fraction_of(n, self.training) for n in (self.operations, self.budget))
         words = f"{_words(self.dynamics, self.kernel)}: at most {cost} the training by count"
         if isinstance(_center(self.dynamics), Linear):
             words += "; the network is linear in its trained weights, so that it is never rebuilt"
@@ -206,9 +208,9 @@ class ForecastPlan:
 
 
 def check_budget(budget: float | str) -> None:
-    """Refuse what is neither "auto" nor a share above 0."""
+    """Refuse what is neither "auto" nor a fraction above 0."""
     if budget != "auto":
-        check_number("budget", budget, above=0.0, remedy="A tenth of the training is 0.1.")
+        check_number("budget", budget, above=0.0, hint="A tenth of the training is 0.1.")
 
 
 def plan_forecast(
@@ -228,8 +230,8 @@ def plan_forecast(
         problem: network and data.
         descent: the training.
         kernel: how kernels are computed; chosen when None: exactly, by a sketch or a class sketch.
-        budget: the share of the training's operations that the forecast may take, above 0; "auto"
-            for a tenth, and no less than 4.5e12 operations, a minute or two of a laptop.
+        budget: the fraction of the training's operations that the forecast may take, above 0;
+            "auto" for a tenth, and no less than 4.5e12 operations, a minute or two of a laptop.
         key: a `jax.random.key` for sketches; ``jax.random.key(0)`` when None.
 
     Returns:
@@ -261,7 +263,7 @@ def plan_forecast(
     ]
     training = plans[0].training
     if budget == "auto":
-        limit = max(MODEL.share * training, MODEL.least)
+        limit = max(MODEL.fraction * training, MODEL.least)
     else:
         limit = float(budget) * training
     chosen = _best(plans, limit)

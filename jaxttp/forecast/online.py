@@ -31,7 +31,7 @@ from jaxttp.forecast.training_setup import Hyperparameters, check_descent
 from jaxttp.losses.rule import Curves, Rule, Target, Values, goal_words, reach, targets_of
 
 DEPARTURE = 0.05
-"""The linear regime is left when the loss is off by this share of the predicted drop."""
+"""The linear regime is left when the loss is off by this fraction of the predicted drop."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +61,7 @@ class OnlineForecast:
 
     @property
     def departure(self) -> np.ndarray:
-        """|observed - predicted loss| as a share of the predicted drop, (k + 1,)."""
+        """|observed - predicted loss| as a fraction of the predicted drop, (k + 1,)."""
         drop = abs(float(self.open_loop[0] - self.open_loop[-1])) or 1.0
         return np.abs(self.loss - self.open_loop)[: self.at + 1] / drop
 
@@ -111,8 +111,8 @@ class Online:
         x: training samples (N, ...), an array or a pytree of arrays with N rows each.
         y: integer labels (N,) or targets (N, C).
         setting: rate, momentum, schedule, batch size, loss and horizon.
-        thresholds: the epsilons, shares in (0, 1) for the rule "relative"; 0.01, 0.1 and 0.4 when
-            None.
+        thresholds: the epsilons, fractions in (0, 1) for the rule "relative"; 0.01, 0.1 and 0.4
+            when None.
         target_loss: losses on the training samples to get below, one or several, each above 0; the
             error is not corrected.
         rule: the definition of training time, see `training_time`; or a `Rule` of the loss, which
@@ -238,11 +238,11 @@ class Online:
             # Steps of no rate, as the first of a warm-up, show no velocity, and accumulate.
             moved = int(np.max(np.flatnonzero(rates[:k] > 0), initial=-1)) + 1  # 0 for no step yet
             kept = m ** (k - moved)
-            share, gained = kept / rates[moved - 1] if moved else 0.0, (1 - kept) / (1 - m)
+            fraction, gained = kept / rates[moved - 1] if moved else 0.0, (1 - kept) / (1 - m)
             outputs, pull = jax.vjp(lambda w: problem.network(w, problem.x), now)
             force = pull(problem.loss.gradient(outputs, problem.targets) / len(outputs))[0]
             accumulators = (
-                jax.tree.map(lambda a, b, g: share * (a - b) + gained * g, before, now, force),
+                jax.tree.map(lambda a, b, g: fraction * (a - b) + gained * g, before, now, force),
             )
         rest = jnp.asarray(rates[k:])
         rate = float(rates[k]) if np.all(rates[k:] == rates[k]) else lambda t: rest[t]

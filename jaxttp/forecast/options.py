@@ -54,15 +54,15 @@ class Keywords(NamedTuple):
         """The same, where nothing is out of range, or would do nothing."""
         if isinstance(self.dynamics, Dynamics):
             for name in ("tolerance", "noise", "paths"):
-                remedy = "dynamics is a value, which says it itself"
-                check_used(name, getattr(self, name), False, remedy)
+                hint = "dynamics is a value, which says it itself"
+                check_used(name, getattr(self, name), False, hint)
             given = None if self.relinearize == "auto" else self.relinearize
             check_used("relinearize", given, False, "give dynamics=Relinearized")
             return self
         check_choice("dynamics", self.dynamics, WAYS)
         if not (isinstance(self.relinearize, str) and self.relinearize == "auto"):
-            remedy = "It counts kernels after the first; 'auto' chooses."
-            check_integer("relinearize", self.relinearize, at_least=0, remedy=remedy)
+            hint = "It counts kernels after the first; 'auto' chooses."
+            check_integer("relinearize", self.relinearize, at_least=0, hint=hint)
             if self.relinearize and self.dynamics not in REBUILT:
                 raise ValueError(
                     f"relinearize needs dynamics='recursion' or 'sde'; got {self.dynamics!r}."
@@ -81,8 +81,8 @@ class Keywords(NamedTuple):
     ) -> Dynamics:
         """The dynamics that they name; "auto" looks at the optimiser."""
         if total_samples is not None:
-            remedy = "dynamics='sde' is of the given samples; leave total_samples or it out"
-            check_used("total_samples", total_samples, self.dynamics != "sde", remedy)
+            hint = "dynamics='sde' is of the given samples; leave total_samples or it out"
+            check_used("total_samples", total_samples, self.dynamics != "sde", hint)
             check_integer("total_samples", total_samples, at_least=2)
             return Scaled(total_samples, self.choose(descent, weights))
         if isinstance(self.dynamics, Dynamics):
@@ -113,8 +113,8 @@ def check_at_hand(
     check_processes(x, kernel)
     if not way.kernels:
         mesh = several(getattr(kernel, "mesh", None))
-        remedy = f"dynamics={way.name!r} follows weights, on one device, and no kernel"
-        check_used("mesh", mesh, False, remedy)
+        hint = f"dynamics={way.name!r} follows weights, on one device, and no kernel"
+        check_used("mesh", mesh, False, hint)
     if isinstance(way, Scaled):
         way.check_samples(count(x), descent)
         check_used("x_test", x_test, False, "test curves of total_samples are not forecast")
@@ -149,11 +149,11 @@ def choose_plan(
     by_kernels = isinstance(way, Noisy) or isinstance(centre, Recursion | Relinearized)
     is_open = estimator is None or (isinstance(centre, Relinearized) and centre.rebuilds == "auto")
     if not (by_kernels and is_open):
-        remedy = (
+        hint = (
             "it chooses kernels and how often they are rebuilt, where relinearize='auto' or no "
             "sketch_dim leaves that open"
         )
-        check_used("budget", None if budget == "auto" else budget, False, remedy)
+        check_used("budget", None if budget == "auto" else budget, False, hint)
         return None
     plan = plan_forecast(way, problem, descent, estimator, budget=budget, key=key)
     if progress is None:
@@ -162,19 +162,19 @@ def choose_plan(
 
 
 def announce(
-    plan: ForecastPlan, what: str, remedy: str, *, forecasts: int = 1, trainings: int = 1
+    plan: ForecastPlan, what: str, hint: str, *, forecasts: int = 1, trainings: int = 1
 ) -> None:
     """Warn the caller's caller of what may take minutes, and more than the predicted training runs.
 
     Args:
         plan: of one forecast.
         what: is announced.
-        remedy: what to do in its place.
+        hint: what to do in its place.
         forecasts: of that kind, at most.
         trainings: that they stand for.
     """
     if forecasts * plan.operations > max(LONG, trainings * plan.training):
-        warnings.warn(f"{what} may take minutes ({plan}); {remedy}", stacklevel=4)
+        warnings.warn(f"{what} may take minutes ({plan}); {hint}", stacklevel=4)
 
 
 def choose_kernel(
@@ -205,8 +205,8 @@ def choose_kernel(
         return Exact(batch_size, max_bytes, mesh)
     check_key(key)
     found = Sketched(sketch_dim, key, batch_size, mesh)
-    remedy = "it bounds an exact kernel; with sketch_dim give kernel_batch_size"
-    check_used("max_bytes", max_bytes, False, remedy)
+    hint = "it bounds an exact kernel; with sketch_dim give kernel_batch_size"
+    check_used("max_bytes", max_bytes, False, hint)
     return found
 
 
@@ -247,13 +247,13 @@ def check_mesh(way: Dynamics, kernel: KernelEstimator) -> None:
         refuse_mesh(kernel, f"dynamics={way.name!r}", "dynamics='recursion' or 'ode'")
 
 
-def refuse_mesh(kernel: KernelEstimator, what: str, remedy: str) -> None:
+def refuse_mesh(kernel: KernelEstimator, what: str, hint: str) -> None:
     """Raise `ValueError` for a mesh of several devices where `what` decomposes the whole kernel."""
     devices = several(getattr(kernel, "mesh", None))
     if devices is not None:
         raise ValueError(
             f"kernel={type(kernel).__name__}(mesh=...) lies on {devices.size} devices, and {what} "
-            f"decomposes all of it on one; use {remedy}, or leave mesh out."
+            f"decomposes all of it on one; use {hint}, or leave mesh out."
         )
 
 
@@ -275,11 +275,11 @@ def check_processes(x: Any, kernel: KernelEstimator) -> None:
 def check_level(level: float | None, way: Dynamics, kernel: KernelEstimator) -> float:
     """The share that bands hold, where there are bands."""
     sketched = isinstance(kernel, Sketched) and kernel.sketch_dim > 1 and way.kernels
-    remedy = (
+    hint = (
         "it is the share that bands hold, which are those of dynamics='sde' and, unless in weight "
         "space, of a sketch_dim above 1"
     )
-    check_used("level", level, way.name == "sde" or sketched, remedy)
+    check_used("level", level, way.name == "sde" or sketched, hint)
     found = KNOWN.level if level is None else level
-    check_number("level", found, above=0.0, below=1.0, remedy="90 % is 0.9.")
+    check_number("level", found, above=0.0, below=1.0, hint="90 % is 0.9.")
     return found

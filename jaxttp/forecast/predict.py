@@ -126,8 +126,8 @@ def predict_training_time(  # noqa: PLR0913
             comes to a loss than its halves says how much later all of them do, see
             `jaxttp.forecast.Scaled`. For any loss, with mini-batches and schedules; when None those
             of `x`.
-        thresholds: the epsilons, shares in (0, 1) for the rule "relative"; 0.01, 0.1 and 0.4 when
-            None.
+        thresholds: the epsilons, fractions in (0, 1) for the rule "relative"; 0.01, 0.1 and 0.4
+            when None.
         target_loss: losses on the training samples to get below, one or several, each above 0: when
             they are reached is in `Prediction.targets`, beside the thresholds' times.
         target_error: the same of errors, each in (0, 1].
@@ -155,7 +155,7 @@ def predict_training_time(  # noqa: PLR0913
             is never formed, which is the way to thousands of samples.
         kernel: how kernels are computed, such as ``jaxttp.ntk.Sketched(4096, key)``, in place of
             the keywords that name it.
-        budget: what the forecast may cost, as a share of the predicted training run, both
+        budget: what the forecast may cost, as a fraction of the predicted training run, both
             counted in operations: within it the kernel (exact or sketched) and the number of
             rebuilds are chosen that make the expected error least, where `sketch_dim`, `kernel`,
             `max_bytes` or `relinearize` do not say them. "auto" is a tenth, and no less than 4.5e12
@@ -422,4 +422,4 @@ def _without_parts(lines: Linearizer, descent: Descent) -> tuple[Array, Array] |
 def _curves(x_test: Any) -> dict[str, Any]:
     """What targets can be read off, for `check_targets`."""
     known = TRAIN_CURVES if x_test is None else ALL_CURVES
-    return {"known": known, "remedy": "Give x_test and y_test, the samples that it is about."}
+    return {"known": known, "hint": "Give x_test and y_test, the samples that it is about."}

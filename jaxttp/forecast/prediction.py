@@ -8,7 +8,7 @@ from jaxtyping import Array, Float
 
 from jaxttp._core.checks import check_choice
 from jaxttp._core.results import RESULT, wrapped
-from jaxttp.forecast.cost import share_of
+from jaxttp.forecast.cost import fraction_of
 from jaxttp.forecast.stability import Rates, stability_message
 from jaxttp.forecast.uncertainty import displaced, time_error
 from jaxttp.losses.rule import (
@@ -53,7 +53,7 @@ class Cost:
         return (
             f"{kernels}, {passes} gradient evaluation{'' if passes == 1 else 's'}, "
             f"{self.seconds:.2f} s + {self.compile_seconds:.2f} s to compile; by count "
-            f"{share_of(self.operations, self.training_operations)} the training"
+            f"{fraction_of(self.operations, self.training_operations)} the training"
         )
 
 
@@ -65,7 +65,8 @@ class Prediction:
         steps: training time in steps for every threshold; -1 where the forecast diverges, or never
             gets there, as with an error that does not fall.
         loss: predicted mean loss L_0, ..., L_T on the training samples, (T + 1,).
-        error: predicted error (share misclassified; for regression unexplained variance), (T + 1,).
+        error: predicted error (fraction misclassified; for regression unexplained variance), (T +
+            1,).
         max_learning_rate: beyond it the linearised network diverges at the start of training; for
             an `optimizer` given as such its own, at the step that is the farthest beyond (plain
             gradient descent's where it has none: Adam, accumulated gradients).
@@ -86,9 +87,9 @@ class Prediction:
             what the second-order correction changed so far; None otherwise.
         steps_uncertainty: with re-linearisation, the estimated error of every training time, at
             least 1; None otherwise.
-        loss_band: with dynamics "sde", where the loss of a share `level` of all runs lies at every
-            step, (2, T + 1); with a sketched kernel wider by its error, for other dynamics by that
-            alone.
+        loss_band: with dynamics "sde", where the loss of a fraction `level` of all runs lies at
+            every step, (2, T + 1); with a sketched kernel wider by its error, for other dynamics by
+            that alone.
         steps_band: the same for every training time, where it is stable.
         test_loss: predicted loss on the test samples (T + 1,), where they were given.
         test_error: predicted error on the test samples (T + 1,), where they were given.
@@ -96,7 +97,7 @@ class Prediction:
             kernel it compares how fast the network learns, and its loss, at two of the weights that
             are predicted for a quarter of the samples; re-linearised paths go by their estimated
             error, "weight_space" always says something.
-        rates: the learning rate of every step (or one for all), and its share of the limit.
+        rates: the learning rate of every step (or one for all), and its fraction of the limit.
         targets: the step at which every target is reached, -1 for never; empty where none was
             asked for. See `reach` for others of the same forecast.
         targets_uncertainty: as `steps_uncertainty`, for targets on the training samples; a time of
@@ -106,8 +107,8 @@ class Prediction:
             much: times after it have no uncertainty and no band. None for never.
         frozen_from: the step whose kernel is frozen from there on, because the path stays beyond
             the edge of stability; None for never.
-        error_kind: what the error is: "misclassified", "wrong_bits" or "wrong_tokens", shares that
-            are wrong; "unexplained_variance", of regressions; or the name of a loss's own.
+        error_kind: what the error is: "misclassified", "wrong_bits" or "wrong_tokens", fractions
+            that are wrong; "unexplained_variance", of regressions; or the name of a loss's own.
         plan: what was chosen within a budget, see `jaxttp.forecast.cost`; None where nothing
             had to be left out and no budget was given.
         notes: how the network was evaluated, where that is not as it was given, such as

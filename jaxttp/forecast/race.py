@@ -39,7 +39,7 @@ class Rungs:
     Attributes:
         first: steps of the first rung.
         growth: how much longer the next one is.
-        keep: the share of the settings that goes on.
+        keep: the fraction of the settings that goes on.
         least: how many go on at least.
         near: with batches the loss on all samples is looked at where a batch's is so many goals.
     """
@@ -527,14 +527,14 @@ def _result(
         own = (one for one in runners if one.problem is problem)
         problem.check_gradients(max(own, key=lambda one: (one.done, one.finite)).losses)
     samples, setting = len(problems[0].f0), settings[0]
-    share = (setting.batch_size or samples) / samples
-    spent = sum(one.done * share + one.looks / STEP for one in runners)
+    fraction = (setting.batch_size or samples) / samples
+    spent = sum(one.done * fraction + one.looks / STEP for one in runners)
     times = np.array([-1 if one.there is None else one.there for one in runners])
     race = Race(
         settings, goal, times,
         tuple(np.array(one.losses) for one in runners),
         tuple(np.array(one.at) for one in runners),
-        float(spent / (setting.steps * share)), None,
+        float(spent / (setting.steps * fraction)), None,
         tuple(dict.fromkeys(note for problem in problems for note in problem.notes)), starts,
     )  # fmt: skip
     ordered = [runners[i] for i in race.places()]

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import optax
 
-from jaxttp.dynamics.stability import step_maps, step_rates, step_shares
+from jaxttp.dynamics.stability import step_fractions, step_maps, step_rates
 
 RISE = 2.0
 """A forecast whose loss comes to more than this multiple of its start is not called stable."""
@@ -19,27 +19,27 @@ class Rates(NamedTuple):
 
     Attributes:
         rates: learning rates (T,), or one for all steps; NaN where an optimiser has no such number.
-        shares: rates over limits, of the same shape; 1 or more is not stable.
+        fractions: rates over limits, of the same shape; 1 or more is not stable.
     """
 
     rates: np.ndarray
-    shares: np.ndarray
+    fractions: np.ndarray
 
     @property
     def peak(self) -> int:
         """The step that comes closest to its limit, or is the farthest beyond it."""
-        return int(np.argmax(self.shares))
+        return int(np.argmax(self.fractions))
 
     @property
     def limit(self) -> float:
         """The largest stable rate at that step; NaN where there are no rates."""
-        share = float(self.shares[self.peak])
-        return float(self.rates[self.peak]) / share if share > 0 else float("nan")
+        fraction = float(self.fractions[self.peak])
+        return float(self.rates[self.peak]) / fraction if fraction > 0 else float("nan")
 
     @property
     def above(self) -> np.ndarray:
         """The steps at or beyond their limit."""
-        return np.flatnonzero(self.shares >= 1)
+        return np.flatnonzero(self.fractions >= 1)
 
     @property
     def known(self) -> bool:
@@ -49,14 +49,14 @@ class Rates(NamedTuple):
     @property
     def constant(self) -> bool:
         """Whether all steps are alike."""
-        return bool(np.all(self.shares == self.shares[0]))
+        return bool(np.all(self.fractions == self.fractions[0]))
 
 
 def constant_rate(rate: float, limit: float) -> Rates:
-    """One rate for all steps, whose share rounds to 1 only where it is beyond the limit."""
-    share = rate / limit
-    share = min(share, np.nextafter(1.0, 0.0)) if rate < limit else max(share, 1.0)
-    return Rates(np.array([rate]), np.array([share]))
+    """One rate for all steps, whose fraction rounds to 1 only where it is beyond the limit."""
+    fraction = rate / limit
+    fraction = min(fraction, np.nextafter(1.0, 0.0)) if rate < limit else max(fraction, 1.0)
+    return Rates(np.array([rate]), np.array([fraction]))
 
 
 def optimizer_rates(
@@ -73,7 +73,7 @@ def optimizer_rates(
         maps = step_maps(optimizer, steps)
     except ValueError:
         return None
-    return Rates(step_rates(maps), step_shares(maps, curvature))
+    return Rates(step_rates(maps), step_fractions(maps, curvature))
 
 
 def rises(loss: Any) -> Any:
@@ -111,13 +111,13 @@ def stability_message(
 def _stable(rates: Rates | None, batch_size: int | None) -> str:
     if rates is None:  # the optimizer has no limit
         return "stable; no largest learning rate is known for this optimizer"
-    share = float(rates.shares[rates.peak])
+    fraction = float(rates.fractions[rates.peak])
     if len(rates.above):
         return f"stable with kernels rebuilt, though {_above(rates, ' at the start')}"
-    if not share > 1e-30:
+    if not fraction > 1e-30:
         return "stable; without curvature no learning rate is too large"
     if not rates.known:
-        return f"stable; its largest step is {share:.2g} of the largest stable one"
+        return f"stable; its largest step is {fraction:.2g} of the largest stable one"
     peak = "" if rates.constant else f" at peak rate {float(rates.rates[rates.peak]):.4g}"
     whose = " for full batches" if batch_size is not None else ""
     return f"stable{peak}; largest stable learning rate {rates.limit:.4g}{whose}"
@@ -125,13 +125,13 @@ def _stable(rates: Rates | None, batch_size: int | None) -> str:
 
 def _above(rates: Rates, where: str = "") -> str:
     """By how much, and when, the rates are beyond their limit."""
-    share, above = float(rates.shares[rates.peak]), rates.above
+    fraction, above = float(rates.fractions[rates.peak]), rates.above
     what, of = "its largest step", "the largest stable one"
     if rates.known:
         which = "learning" if rates.constant else "peak"
         what, of = f"{which} rate {rates.rates[rates.peak]:.3g}", f"the limit {rates.limit:.3g}"
     begin, end = int(above[0]), int(above[-1]) + 1
     when = f" from step {begin}" if begin else ""
-    when += f" until step {end}" if end < len(rates.shares) else ""
-    times = f"{share:.2g} times" if share < 100 else f"{share:.0f} times"
+    when += f" until step {end}" if end < len(rates.fractions) else ""
+    times = f"{fraction:.2g} times" if fraction < 100 else f"{fraction:.0f} times"
     return f"{what} is {times} {of}{where}{when}"

@@ -115,9 +115,9 @@ class StaleGradientForecast:
         gradients: of one sample, that the forecast took; a way forward counts for a third.
         training_gradients: of one sample, that the training takes.
         diverged: whether the stale path rose above its start, on the watched samples and on the
-            training's: its steps are too long, even at a share of the rates.
-        rate_share: the share of the training's rates that was followed: 1, or 1/2, 1/4 ... where a
-            path at higher ones left.
+            training's: its steps are too long, even at a fraction of the rates.
+        rate_fraction: the fraction of the training's rates that was followed: 1, or 1/2, 1/4 ...
+            where a path at higher ones left.
         kept: how far a batch's loss really fell while its gradient was reused, over what the
             gradient promised: 1 where the loss is straight over a hold, 1/2 where a hold comes to
             the lowest point of a parabola, less beyond it.
@@ -132,7 +132,7 @@ class StaleGradientForecast:
     gradients: float
     training_gradients: float
     diverged: bool
-    rate_share: float = 1.0
+    rate_fraction: float = 1.0
     kept: float = 1.0
 
     plot, _repr_html_, __repr__ = RESULT
@@ -142,7 +142,7 @@ class StaleGradientForecast:
         times = self.read((0.1, 0.4))
         lines = [
             f"StaleGradientForecast of {steps:,} steps from {count:,} gradients, "
-            f"{100 * self.share:.2g} % of the training's cost",
+            f"{100 * self.fraction:.2g} % of the training's cost",
             f"  loss {self.loss[0]:.4g} to {self.loss[-1]:.4g}"
             + (f" ± {self.uncertainty[-1]:.2g}" if self.is_bounded else ""),
         ]
@@ -157,8 +157,8 @@ class StaleGradientForecast:
         return "\n".join(lines)
 
     @property
-    def share(self) -> float:
-        """What the forecast costs, as a share of the training."""
+    def fraction(self) -> float:
+        """What the forecast costs, as a fraction of the training."""
         return self.gradients / self.training_gradients
 
     @property
@@ -176,22 +176,22 @@ class StaleGradientForecast:
         if self.diverged:
             return (
                 "stale gradients left the path: this training's steps are too long "
-                f"for {len(self.refresh_steps)} gradients, even at {self.rate_share:g} of them; "
-                "give a larger share, or a lower rate"
+                f"for {len(self.refresh_steps)} gradients, even at {self.rate_fraction:g} of them; "
+                "give a larger fraction, or a lower rate"
             )
         drop = abs(self.loss[0] - self.loss[-1])
         off = float(np.max(self.uncertainty)) / max(drop, 1e-12)
-        if self.rate_share < 1:
+        if self.rate_fraction < 1:
             return (
                 f"these rates are too high for gradients that are {self.stride:.2g} steps old; "
-                f"followed at {self.rate_share:g} of them, known to ± {100 * off:.2g} % of "
+                f"followed at {self.rate_fraction:g} of them, known to ± {100 * off:.2g} % of "
                 "the loss's drop; that the training itself is stable at them is not known"
             )
         if self.kept < BY.coarse:
             return (
                 f"a gradient used for {self.stride:.2g} steps gave {100 * self.kept:.2g} % of what "
                 "it promised: too long for these rates; the loss is likely to fall faster, and "
-                "lower; give a larger share, or a lower rate"
+                "lower; give a larger fraction, or a lower rate"
             )
         if off < 0.05:
             return None
@@ -203,7 +203,7 @@ class StaleGradientForecast:
         return float(self.at[-1]) / len(self.refresh_steps)
 
     def level(self, threshold: float) -> float:
-        """The loss at which a share of the forecast drop is left."""
+        """The loss at which a fraction of the forecast drop is left."""
         return float(self.loss[-1] + threshold * (self.loss[0] - self.loss[-1]))
 
     def between(self, level: float, off: float = 0.0) -> tuple[int, int]:
@@ -211,7 +211,7 @@ class StaleGradientForecast:
 
         Args:
             level: the loss to get below.
-            off: by how much that may be off itself, as a share of a drop whose end is uncertain.
+            off: by how much that may be off itself, as a fraction of a drop whose end is uncertain.
 
         Returns:
             Two steps, the first at which the forecast less its uncertainty is below the level and
@@ -524,11 +524,11 @@ def smoothed(where: np.ndarray, values: np.ndarray, at: np.ndarray) -> np.ndarra
 
 
 @jit
-def _mix(weights: list[Params], shares: Array) -> Params:
-    """Sum_k shares_k weights_k."""
+def _mix(weights: list[Params], fractions: Array) -> Params:
+    """Sum_k fractions_k weights_k."""
 
     def one(*leaves: Array) -> Array:
-        parts = [s.astype(leaf.dtype) * leaf for s, leaf in zip(shares, leaves, strict=True)]
+        parts = [s.astype(leaf.dtype) * leaf for s, leaf in zip(fractions, leaves, strict=True)]
         return functools.reduce(jnp.add, parts)
 
     return jax.tree.map(one, *weights)
@@ -680,14 +680,14 @@ def stale_gradient_forecast(
     key: Array,
     protocol: str | None = None,
     loss: str | Loss = "cross_entropy",
-    share: float = 0.2,
+    fraction: float = 0.2,
     total_samples: int | None = None,
 ) -> StaleGradientForecast:
-    """The loss curve of a fine-tuning with many outputs, from a share of its gradients.
+    """The loss curve of a fine-tuning with many outputs, from a fraction of its gradients.
 
     This is an integrator with few right-hand sides, and it does step the network's weights, along
     its own path: of the steps between two refreshes only the first has a gradient of its own. What
-    that costs is counted, and kept within `share`; the module says what is done.
+    that costs is counted, and kept within `fraction`; the module says what is done.
 
     Args:
         apply_fn: ``(params, x) -> outputs (N, C)``, or logits of tokens (N, T, V).
@@ -702,7 +702,7 @@ def stale_gradient_forecast(
         key: draws the batches; those of the training at the same key are used at the refreshes.
         protocol: how, see `jaxttp.dynamics.batch_indices`.
         loss: a name or a `Loss`.
-        share: of the training's gradients that this may take, in (0, 1); counted, not timed.
+        fraction: of the training's gradients that this may take, in (0, 1); counted, not timed.
         total_samples: sequences of the corpus that trains, of which `x` is a sample; None where
             `x` trains. Batches are then no training's, and are drawn so that a path sees every
             sequence of the sample once before it sees one again.
@@ -721,21 +721,21 @@ def stale_gradient_forecast(
         >>> found = stale_gradient_forecast(
         ...     lambda w, x: w[x], table, x, (x + 1) % 5, x_watched=x[:4], y_watched=(x[:4] + 1) %
         5, ...     optimizer=optax.adam(0.02), steps=200, batch_size=6, key=jax.random.key(0))
-        >>> found.loss.shape, bool(found.loss[-1] < found.loss[0]), found.share <= 0.2
+        >>> found.loss.shape, bool(found.loss[-1] < found.loss[0]), found.fraction <= 0.2
         ((201,), True, True)
 
     Source:
         Derived; stale gradients are Euler's method of first weak order for the mean path.
     """
     check_integer("steps", steps, at_least=1)
-    check_number("share", share, above=0.0, below=1.0)
+    check_number("fraction", fraction, above=0.0, below=1.0)
     check_key(key, optional=False)
     if total_samples is not None:
         check_integer("total_samples", total_samples, at_least=count(x),
-                      remedy=f"x, a sample of them, has {count(x)}.")  # fmt: skip
+                      hint=f"x, a sample of them, has {count(x)}.")  # fmt: skip
     check_optimizer(optimizer)
     x, x_watched = check_samples("x", x), check_samples("x_watched", x_watched)
-    check_known(share=share, key=key, y=y, y_watched=y_watched)
+    check_known(fraction=fraction, key=key, y=y, y_watched=y_watched)
     _check_network(apply_fn, params, optimizer, {"params": params, "x": x, "x_watched": x_watched})
     protocol = check_batches(batch_size, key, protocol, count(x))
     rows, outputs = as_rows(apply_fn, params, x)
@@ -753,12 +753,12 @@ def stale_gradient_forecast(
         some = indices[step] if fresh is None else indices[refresh % fresh]
         return take(x, some), targets[some]
 
-    most = affordable(share, steps, POINTS * per_point, batch_size)
+    most = affordable(fraction, steps, POINTS * per_point, batch_size)
     look = watcher(rows, loss_watched, x_watched, watched, batch_size)
     training = Training(rows, loss, same_program(optimizer, params), batch, look)
     begin = StaleState(0, params, optimizer.init(params), look(params))
     give_back()  # what compiling has left: hundreds of MB for a large network
-    sizes, paid = step_sizes(optimizer, params, steps), share * steps
+    sizes, paid = step_sizes(optimizer, params, steps), fraction * steps
     path, is_left, paid_for = follow_within(training, begin, sizes, paid, per_point, most)
     losses = [loss for one in path for loss in (one.loss, one.before) if loss is not None]
     check_gradients(rows, params, x, np.array(losses))
@@ -853,12 +853,12 @@ def affordable_refreshes(paid: float) -> int:
 
 
 def affordable(
-    share: float, steps: int, beside: float, batch_size: int, *, name: str = "share"
+    fraction: float, steps: int, beside: float, batch_size: int, *, name: str = "fraction"
 ) -> int:
-    """How many refreshes a share of a training affords, each with half a look back at its batch.
+    """How many refreshes a fraction of a training affords, each with half a look back at its batch.
 
     Args:
-        share: of the training's gradients.
+        fraction: of the training's gradients.
         steps: T.
         beside: what the points of the curve cost, in gradients of a batch.
         batch_size: B, for the words.
@@ -874,11 +874,11 @@ def affordable(
         >>> affordable(0.2, 600, beside=22.0, batch_size=16)
         84
     """
-    paid = share * steps - beside
+    paid = fraction * steps - beside
     refreshes = affordable_refreshes(paid)
     if refreshes < FEWEST:
         raise ValueError(
-            f"{name}={share:g} of {steps} steps affords {refreshes} gradients beside the "
+            f"{name}={fraction:g} of {steps} steps affords {refreshes} gradients beside the "
             f"points of the curve (worth {beside:.3g} batches of {batch_size}); {FEWEST} are "
             f"needed. Give a larger {name}, fewer watched sequences, or train it."
         )

@@ -93,8 +93,8 @@ def sweep(  # noqa: PLR0913
             `race` does not take.
         loss: of all settings, a name or a `Loss`; when None their own, as ``grid(loss=)`` names
             it, "cross_entropy" unless told.
-        thresholds: the epsilons, shares in (0, 1) for the rule "relative"; 0.01, 0.1 and 0.4 when
-            None.
+        thresholds: the epsilons, fractions in (0, 1) for the rule "relative"; 0.01, 0.1 and 0.4
+            when None.
         target_loss: losses on the training samples to get below, one or several, each above 0. The
             first target is what settings are ranked by.
         target_error: the same of errors, each in (0, 1].
@@ -266,8 +266,8 @@ class SweepPlan:
                 f"settings must share one loss, to be compared; got {names}: sweep the settings of "
                 "each by themselves."
             )
-        remedy = "A sweep is about the training samples; ask predict_training_time, with x_test."
-        targets = check_targets(self.targets, known=TRAIN_CURVES, remedy=remedy)
+        hint = "A sweep is about the training samples; ask predict_training_time, with x_test."
+        targets = check_targets(self.targets, known=TRAIN_CURVES, hint=hint)
         self.rule.check(min(one.steps for one in settings))
         sizes = [one.batch_size for one in settings if one.batch_size is not None]
         protocol = check_batches(max(sizes, default=None), self.key, self.protocol, self.samples)
@@ -375,15 +375,15 @@ def _together(
     )  # fmt: skip
 
 
-def shared_goal(curves: np.ndarray, share: float, metric: str = "loss") -> Target | None:
+def shared_goal(curves: np.ndarray, fraction: float, metric: str = "loss") -> Target | None:
     """A loss, or an error, that settings can be compared by, whatever each of them ends at.
 
-    It is what the best of them ends at and a share of the way down to there, rounded up to two
+    It is what the best of them ends at and a fraction of the way down to there, rounded up to two
     digits; None where nothing falls.
 
     Args:
         curves: of settings with the same start (S, T + 1).
-        share: of the best one's drop, in (0, 1).
+        fraction: of the best one's drop, in (0, 1).
         metric: what they are.
 
     Example:
@@ -393,7 +393,7 @@ def shared_goal(curves: np.ndarray, share: float, metric: str = "loss") -> Targe
     if not len(curves):
         return None
     first, best = float(np.max(curves[:, 0])), float(np.min(curves[:, -1]))
-    goal = best + share * (first - best)
+    goal = best + fraction * (first - best)
     if not (np.isfinite(goal) and 0 < goal < first):
         return None
     unit = 10.0 ** (np.floor(np.log10(goal)) - 1)
@@ -412,8 +412,8 @@ def with_shared_goal(result: Sweep) -> Sweep:
         return result
     followed = np.isin(np.arange(len(result.settings)), result.relinearized)
     ends = result.stable & followed if np.any(result.stable & followed) else result.stable
-    share = rule.thresholds[len(rule.thresholds) // 2]
-    goal = shared_goal(rule.curve(result.loss, result.error)[ends], share, rule.metric)
+    fraction = rule.thresholds[len(rule.thresholds) // 2]
+    goal = shared_goal(rule.curve(result.loss, result.error)[ends], fraction, rule.metric)
     return result if goal is None else dataclasses.replace(result, targets=(goal,), shared=True)
 
 
@@ -448,8 +448,8 @@ def forecast_leaders(
             dynamics = planned.dynamics
             if lines.progress is None and not followed:
                 what = f"forecasting up to {most} leading settings again"
-                remedy = "relinearize=0 stays with one kernel; jaxttp.race trains them"
-                announce(planned, what, remedy, forecasts=most, trainings=len(result.settings))
+                hint = "relinearize=0 stays with one kernel; jaxttp.race trains them"
+                announce(planned, what, hint, forecasts=most, trainings=len(result.settings))
         dynamics = suited(dynamics, own.problem)
         if not isinstance(dynamics, Relinearized | Linear):
             break

@@ -268,11 +268,11 @@ class Hyperparameters:
                 f"rate to an optax transformation, such as optax.lion; got a {what}."
             )
         where = "" if named else ": put it into the function, as functools.partial does"
-        remedy = f"it is of {' and '.join(map(repr, DESCENT))}{where}"
-        check_used("momentum", self.momentum or None, self.algorithm in DESCENT, remedy)
+        hint = f"it is of {' and '.join(map(repr, DESCENT))}{where}"
+        check_used("momentum", self.momentum or None, self.algorithm in DESCENT, hint)
         decaying = (*DESCENT, "adamw")
-        remedy = f"it is of {' and '.join(map(repr, decaying))}{where}"
-        check_used("weight_decay", self.weight_decay, self.algorithm in decaying, remedy)
+        hint = f"it is of {' and '.join(map(repr, decaying))}{where}"
+        check_used("weight_decay", self.weight_decay, self.algorithm in decaying, hint)
         if self.weight_decay is not None:
             check_number("weight_decay", self.weight_decay, at_least=0.0)
 
@@ -410,13 +410,13 @@ def _factors(schedule: Any, steps: int) -> np.ndarray:
     return factors
 
 
-def check_descent(name: str, setting: Any, remedy: str = "predict_training_time does.") -> None:
+def check_descent(name: str, setting: Any, hint: str = "predict_training_time does.") -> None:
     """Refuse what is no setting, or one that is not heavy-ball descent.
 
     Args:
         name: of the argument.
         setting: which.
-        remedy: what knows others.
+        hint: what knows others.
 
     Raises:
         TypeError: no `Hyperparameters`.
@@ -433,7 +433,7 @@ def check_descent(name: str, setting: Any, remedy: str = "predict_training_time 
     if not setting.is_heavy_ball:
         raise ValueError(
             f"{name} must be gradient descent, with momentum or without; this knows no other "
-            f"algorithm and no weight decay, but got {setting}. {remedy}"
+            f"algorithm and no weight decay, but got {setting}. {hint}"
         )
 
 

@@ -365,19 +365,19 @@ class LinearizationCheck(NamedTuple):
         speed: how fast its loss falls there over how fast the forecast has it fall.
         loss: its loss over the predicted one; 1 where one of them is negative.
         samples: how many were evaluated.
-        share: which of all that is.
+        fraction: which of all that is.
     """
 
     step: int = -1
     speed: float = 1.0
     loss: float = 1.0
     samples: int = 0
-    share: float = 1.0
+    fraction: float = 1.0
 
     @property
     def passes(self) -> float:
         """Passes back through the network with all samples: to the weights, and there."""
-        return 2 * self.share if self.step >= 0 else 0.0
+        return 2 * self.fraction if self.step >= 0 else 0.0
 
 
 NO_CHECK = LinearizationCheck()
@@ -507,7 +507,7 @@ def trust_in_speeds(check: LinearizationCheck, loss: Float[Array | np.ndarray, "
     off = [words for least, words in KNOWN.off if max(change, far) >= least]
     if not off:
         return None
-    alone = f" of {check.samples} samples alone" if check.share < 1 else ""
+    alone = f" of {check.samples} samples alone" if check.fraction < 1 else ""
     where = f"on the way to the weights predicted for step {check.step}{alone}"
     ratio = check.loss if far > change else check.speed
     if not np.isfinite(ratio):
@@ -533,12 +533,12 @@ def _times(ratio: float) -> float:
     return max(ratio, 1 / ratio) if ratio > 0 else np.inf
 
 
-def trust_in_loss(loss: Float[Array | np.ndarray, " t"], remedy: str) -> str | None:
+def trust_in_loss(loss: Float[Array | np.ndarray, " t"], hint: str) -> str | None:
     """What a predicted loss curve says of itself: that it rises.
 
     Args:
         loss: L_0, ..., L_T.
-        remedy: what to do where it rises on the way.
+        hint: what to do where it rises on the way.
 
     Returns:
         A sentence, or None where it falls.
@@ -546,7 +546,7 @@ def trust_in_loss(loss: Float[Array | np.ndarray, " t"], remedy: str) -> str | N
     curve = np.asarray(loss)
     top, least = float(curve.max() / curve[0]) if curve[0] > 0 else 1.0, int(curve.argmin())
     if top > KNOWN.rise:
-        return f"the loss rises on the way, to {top:.2g} times its start: {remedy}"
+        return f"the loss rises on the way, to {top:.2g} times its start: {hint}"
     if curve[-1] > KNOWN.rose * curve[least] and curve[-1] - curve[least] > KNOWN.drop * (
         curve[0] - curve[least]
     ):

@@ -109,7 +109,7 @@ def wall_clock(
         device: None measures a few steps on the current device (their result is thrown away); a
             name of `DEVICES` or a `Device` estimates them from XLA's count of operations and bytes,
             and at least what it takes to start a step.
-        efficiency: share of the peaks that an estimate expects to reach, in (0, 1]; 0.4 is usual
+        efficiency: fraction of the peaks that an estimate expects to reach, in (0, 1]; 0.4 is usual
             for large layers, small networks stay far below.
         price_per_hour: of the device, in any currency.
         repeats: timed steps.

@@ -99,14 +99,14 @@ def check_states(name: str, x: ArrayLike, network: Couplings) -> Array:
     x = check_array(name, x)
     d = 2 * network.half
     if x.ndim != 2 or x.shape[0] == 0 or x.shape[1] != d:
-        remedy = (
+        hint = (
             f"; pad odd inputs with one zero column: jnp.pad(x, ((0, 0), (0, {d - x.shape[1]})))"
             if x.ndim == 2 and x.shape[1] == d - 1
             else ""
         )
         raise ValueError(
             f"{name} must be (N, d) with N >= 1 and d = {d}, twice the rows of a weight; got "
-            f"{x.shape}{remedy}."
+            f"{x.shape}{hint}."
         )
     return x.astype(network.weights.dtype)
 
@@ -199,7 +199,7 @@ def selection_readout(outputs: int, width: int) -> Float[Array, "c d"]:
         XGN section 5: the first d_y coordinates.
     """
     check_integer("width", width, at_least=1)
-    check_integer("outputs", outputs, at_least=1, at_most=width, remedy="Widen the network.")
+    check_integer("outputs", outputs, at_least=1, at_most=width, hint="Widen the network.")
     return jnp.eye(outputs, width)
 
 
@@ -227,7 +227,7 @@ def orthonormal_readout(key: Array, outputs: int, width: int) -> Float[Array, "c
         XGN section 5.
     """
     check_integer("width", width, at_least=1)
-    check_integer("outputs", outputs, at_least=1, at_most=width, remedy="Widen the network.")
+    check_integer("outputs", outputs, at_least=1, at_most=width, hint="Widen the network.")
     check_key(key, optional=False)
     return jax.random.orthogonal(key, width)[:outputs]
 

@@ -40,7 +40,7 @@ class GaussNewtonState(NamedTuple):
         steps: steps taken.
         ranks: directions kept in the last step (L, 2), N of them in an exact one; zeros before
             the first.
-        residual: ‖J·Δ − P⁺ε‖/‖P⁺ε‖, the share of the wanted step that was missed: rounding for
+        residual: ‖J·Δ − P⁺ε‖/‖P⁺ε‖, the fraction of the wanted step that was missed: rounding for
             an exact one, 1 before the first. None with `measure=False`.
     """
 

@@ -208,7 +208,7 @@ class PseudoInverse(eqx.Module):
         """The filter in float64: on the spectrum of the smaller Gram, or by an SVD."""
         with jax.enable_x64(True):
             wide, wanted = s.astype(jnp.float64), t.astype(jnp.float64)
-            # The share of the largest singular value below which the route gives rounding.
+            # The fraction of the largest singular value below which the route gives rounding.
             rounding = float(jnp.finfo(jnp.float64).eps) * max(s.shape)
             if self.method == "svd":
                 u, values, vt = decompose(jnp.linalg.svd, wide, full_matrices=False)
@@ -378,7 +378,7 @@ def _leading(rows: Array, sharpness: float = 1e-5, iterations: int = 6) -> tuple
     """The leading left singular vector q and qᵀ s, by power iteration; zero where it is not sharp.
 
     What is left of it couples to the others by at most `sharpness` of its eigenvalue, and changes
-    the solution by that share.
+    the solution by that fraction.
     """
     tiny = float(jnp.finfo(rows.dtype).tiny)
     q = jnp.sum(rows, axis=1)

@@ -49,7 +49,7 @@ class Loss:
         name: how it prints.
         sample_loss: ``(outputs (C,), targets (C,)) -> scalar``, twice differentiable in outputs.
         error: ``(outputs (N, C), targets (N, C)) -> scalar``, what people report beside the loss:
-            the share of misclassified samples, or for regression the share of the targets'
+            the fraction of misclassified samples, or for regression the fraction of the targets'
             variance that is not explained.
         weighted: whether its targets are (N, 2 C), C targets and C weights a sample.
         tokens: T where it is over the T tokens of a sample: outputs are then (N, T V), targets
@@ -256,8 +256,8 @@ def get_loss(loss: str | Loss) -> Loss:
             f"loss must be a name ({', '.join(_LOSSES)}) or a jaxttp.losses.Loss; got {loss!r}."
         )
     near = _OTHER_NAMES.get(loss.lower().replace("-", "_"))
-    remedy = f"Its name here is {near!r}; mind its scale, see jaxttp.losses.{near}." if near else ""
-    return _LOSSES[check_choice("loss", loss, _LOSSES, remedy=remedy)]
+    hint = f"Its name here is {near!r}; mind its scale, see jaxttp.losses.{near}." if near else ""
+    return _LOSSES[check_choice("loss", loss, _LOSSES, hint=hint)]
 
 
 # --- the cross-entropy of tokens ------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """Thresholds and curves: the step at which a loss or an error curve counts as converged.
 
-`training_time` has the four definitions. A `Rule` holds one of them with its thresholds, shares of
-the curve's own decrease by default. A `Target` is a value that a curve is to get below, wherever it
-ends. `early_stopping` finds the lowest point of a curve on test samples.
+`training_time` has the four definitions. A `Rule` holds one of them with its thresholds, fractions
+of the curve's own decrease by default. A `Target` is a value that a curve is to get below, wherever
+it ends. `early_stopping` finds the lowest point of a curve on test samples.
 """
 
 import dataclasses
@@ -45,7 +45,7 @@ def training_time(
 
     Args:
         curve: L_0, ..., L_T, shape (T + 1,); one entry a step.
-        threshold: epsilon; a share in (0, 1) for "relative", in units of the curve otherwise.
+        threshold: epsilon; a fraction in (0, 1) for "relative", in units of the curve otherwise.
         rule: "relative": first t with |L_t - L_T| < epsilon |L_0 - L_T|;
             "gap": first t with |L_t - L_T| < epsilon; "absolute": first t with L_t < epsilon;
             "plateau": first t with L_{t-window} - L_t < epsilon.
@@ -70,7 +70,7 @@ def training_time(
         -1
 
     Source:
-        TTP Section 5 and Appendix A; the paper leaves open whether epsilon is a share of
+        TTP Section 5 and Appendix A; the paper leaves open whether epsilon is a fraction of
         L_0 - L_T: it is in "relative", the default, and not in "gap".
     """
     check_number("threshold", threshold, above=0.0, below=1.0 if rule == "relative" else None)
@@ -135,7 +135,7 @@ class Rule:
     A rule of one's own is a subclass with another `time`.
 
     Attributes:
-        thresholds: the epsilons; shares in (0, 1) for the kind "relative", in units of the curve
+        thresholds: the epsilons; fractions in (0, 1) for the kind "relative", in units of the curve
             otherwise.
         kind: the definition, see `training_time`.
         metric: which curve, "loss" or "error".
@@ -164,9 +164,9 @@ class Rule:
         if len(thresholds) == 0:
             raise ValueError("thresholds must hold at least one number; got none.")
         below = 1.0 if self.kind == "relative" else None
-        remedy = "" if below is None else "1 % is 0.01."
+        hint = "" if below is None else "1 % is 0.01."
         for threshold in thresholds:
-            check_number("thresholds", threshold, above=0.0, below=below, remedy=remedy)
+            check_number("thresholds", threshold, above=0.0, below=below, hint=hint)
         known = all(map(is_concrete, thresholds))
         object.__setattr__(
             self, "thresholds", tuple(map(float, thresholds)) if known else thresholds
@@ -221,8 +221,8 @@ class Rule:
         if self.smooth % 2 == 0:
             raise ValueError(f"smooth must be odd, so that it has a middle; got {self.smooth}.")
         if self.window is not None:
-            remedy = "" if steps is None else "The curve is that long."
-            check_integer("window", self.window, at_least=1, at_most=steps, remedy=remedy)
+            hint = "" if steps is None else "The curve is that long."
+            check_integer("window", self.window, at_least=1, at_most=steps, hint=hint)
             if self.kind != "plateau":
                 raise ValueError(
                     f"window={self.window!r} is for rule='plateau'; with rule={self.kind!r} leave "
@@ -383,7 +383,7 @@ def targets_of(
     target_test_error: Values = None,
     *,
     known: Sequence[str] = ALL_CURVES,
-    remedy: str = "",
+    hint: str = "",
 ) -> tuple[Target, ...]:
     """The targets that the keywords of the public entry points take, in the order of these.
 
@@ -393,7 +393,7 @@ def targets_of(
         target_test_loss: as `target_loss`, on the test samples.
         target_test_error: as `target_error`, on the test samples.
         known: the curves that there will be, see `check_targets`.
-        remedy: what to do about another one.
+        hint: what to do about another one.
 
     Returns:
         The targets, each once.
@@ -413,14 +413,14 @@ def targets_of(
             continue
         for value in _several(values):
             found.append(Target(_target_value(f"target_{curve}", value, metric), metric, on))
-    return check_targets(found, known=known, remedy=remedy)
+    return check_targets(found, known=known, hint=hint)
 
 
 def check_targets(
     targets: Iterable[Target | float],
     *,
     known: Sequence[str] = ALL_CURVES,
-    remedy: str = "",
+    hint: str = "",
 ) -> tuple[Target, ...]:
     """Targets as a tuple, each once, where there will be curves to read them off.
 
@@ -428,14 +428,14 @@ def check_targets(
         targets: as values, or as keys, such as `Prediction.targets`; a number stands for a loss on
             the training samples.
         known: names of the curves that there will be, of `ALL_CURVES`.
-        remedy: what to do about another one.
+        hint: what to do about another one.
 
     Raises:
         TypeError: one target, not a list.
         ValueError: a target of a curve that there will not be, a number out of range.
 
     Example:
-        >>> check_targets([Target(0.3, on="test")], known=("loss", "error"), remedy="Give x_test.")
+        >>> check_targets([Target(0.3, on="test")], known=("loss", "error"), hint="Give x_test.")
         Traceback (most recent call last):
         ...
         ValueError: target_test_loss=0.3 cannot be read here. Give x_test.
@@ -446,7 +446,7 @@ def check_targets(
     for target in several:
         if target.curve_name not in known:
             raise ValueError(
-                f"target_{target.curve_name}={target.value:g} cannot be read here. {remedy}"
+                f"target_{target.curve_name}={target.value:g} cannot be read here. {hint}"
             )
     return tuple(dict.fromkeys(several))
 
@@ -494,8 +494,8 @@ def reach(
         ({Target(value=0.3, metric='loss', on='train'): 2}, {Target(value=0.1, ...): -1})
     """
     known = [name for name in ALL_CURVES if getattr(curves, name, None) is not None]
-    remedy = f"The available curves are {', '.join(known)}."
-    several = check_targets(targets, known=known, remedy=remedy)
+    hint = f"The available curves are {', '.join(known)}."
+    several = check_targets(targets, known=known, hint=hint)
     if not reached:
         return dict.fromkeys(several, -1)
     return {t: int(t.time(getattr(curves, t.curve_name), smooth)) for t in several}
@@ -511,7 +511,7 @@ def _target_value(name: str, value: Any, metric: str) -> float:
     """A target that can be reached, and asks for something."""
     check_number(name, value, above=0.0)
     if metric == "error" and value > 1:
-        raise ValueError(f"{name} must be at most 1, as an error is a share; got {value!r}.")
+        raise ValueError(f"{name} must be at most 1, as an error is a fraction; got {value!r}.")
     return float(value)
 
 
@@ -575,7 +575,7 @@ def early_stopping(curve: Any, *, metric: str = "loss", smooth: int = 1) -> Earl
         test loss does not rise again within 4 steps; it is as low from step 3 on
 
     Source:
-        Standard; the shares of 1 % and 5 % are ours.
+        Standard; the fractions of 1 % and 5 % are ours.
     """
     check_choice("metric", metric, METRICS)
     check_known(curve=curve)

@@ -142,7 +142,7 @@ def _fill_masked(y: Any, counts: Any, is_label: bool) -> Any:
     """Labels or targets with something harmless where the mask says that nothing counts.
 
     What stands there may be -1 or NaN, which no check of labels would let pass: a label becomes 0,
-    a row of targets equal shares of all classes, a single target 0.
+    a row of targets equal fractions of all classes, a single target 0.
     """
     fill = 0 if is_label or y.ndim == 1 or counts.ndim == 2 else 1.0 / y.shape[1]
     where = counts if counts.ndim == y.ndim else counts[:, None]
@@ -171,9 +171,9 @@ def _class_weight(given: Any, y: Any, is_label: bool, counts: Any) -> Any:
             raise ValueError(
                 f"class_weight={given!r}: the only name is 'balanced', for integer labels (N,)."
             )
-        share = np.bincount(labels, np.ones(len(labels)) * counts)
-        share = np.where(share > 0, share, np.inf)
-        given = share[np.isfinite(share)].sum() / (np.isfinite(share).sum() * share)
+        fraction = np.bincount(labels, np.ones(len(labels)) * counts)
+        fraction = np.where(fraction > 0, fraction, np.inf)
+        given = fraction[np.isfinite(fraction)].sum() / (np.isfinite(fraction).sum() * fraction)
     elif isinstance(given, dict):
         size = max(map(int, given), default=-1) + 1
         table = np.full(size, np.nan)
@@ -220,9 +220,9 @@ def encode_targets(
             labels 0/1 with binary cross-entropy. For weights and masks, `weighted` of these.
             Labels of -100 do not count, as ``weighted(y, mask=y != -100)`` has it: the mean is over
             the other samples; that of a mini-batch divides the sum over its others by B times the
-            share of others in all of `y`, so that batches are unbiased, forecast and training alike
-            (PyTorch divides by the number of others in the batch, which is not). Where the values
-            of `y` are traced, give the mask.
+            fraction of others in all of `y`, so that batches are unbiased, forecast and training
+            alike (PyTorch divides by the number of others in the batch, which is not). Where the
+            values of `y` are traced, give the mask.
         outputs: the network's outputs (N, C), or a `jax.ShapeDtypeStruct`: shape and dtype matter.
             For labels of tokens (N, T), which may be `weighted` by (N,) or (N, T), (N, T, V).
 
@@ -362,17 +362,17 @@ def _encode_labels(loss: Loss, y: Any, n: int, c: int, dtype: Any) -> tuple[Arra
             f"y holds integer labels but the network has one output; for regression with "
             f"{loss.name} give floating-point targets (N, 1)."
         )
-    remedy = (
+    hint = (
         f"What does not count has the label {IGNORED}, where values are known; under jit give "
         f"jaxttp.weighted(y, mask=y != {IGNORED})."
     )
     if not isinstance(y, np.ndarray):
         outside = jnp.any((y < 0) | (y >= classes))
-        y = eqx.error_if(y, outside, f"labels must lie in 0..{classes - 1}. {remedy}")
+        y = eqx.error_if(y, outside, f"labels must lie in 0..{classes - 1}. {hint}")
     elif y.size and not 0 <= y.min() <= y.max() < classes:
         raise ValueError(
             f"y holds labels from {y.min()} to {y.max()}, but the network has {c} output(s): "
-            f"labels must lie in 0..{classes - 1}. {remedy}"
+            f"labels must lie in 0..{classes - 1}. {hint}"
         )
     if loss is squared_error:
         loss = dataclasses.replace(loss, error=misclassified)
@@ -484,17 +484,17 @@ def token_labels(y: Any, shape: tuple[int, ...]) -> Any:
     y = y if isinstance(y, jax.Array) else np.asarray(y)
     if y.shape == (n, t) and jnp.issubdtype(y.dtype, jnp.integer):
         return Weighted(y, weight, v)
-    remedy = ""
+    hint = ""
     if y.shape == (n,):
-        remedy = (
+        hint = (
             " One label a sample goes with outputs (N, C): jaxttp.label_words(apply_fn, ids) "
             "takes the logits of a few words at the last token."
         )
     elif y.ndim == 2 and y.shape[0] == n and y.shape[1] != t:
-        remedy = f" The outputs have {t} tokens a sample: pad the labels with {IGNORED}, or cut."
+        hint = f" The outputs have {t} tokens a sample: pad the labels with {IGNORED}, or cut."
     raise ValueError(
         f"y must be integer labels of tokens {(n, t)}, as the outputs are {shape}; got "
-        f"{y.dtype} {y.shape}.{remedy}"
+        f"{y.dtype} {y.shape}.{hint}"
     )
 
 

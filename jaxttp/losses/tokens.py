@@ -150,7 +150,7 @@ def sample_tokens(apply_fn: ApplyFn, x: Any, y: Any, *, tokens: int, key: Array)
         raise ValueError(f"y must be integer labels of tokens (N, T); got {found}.")
     if len(labels) != count(x):
         raise ValueError(f"y has {len(labels)} rows, x {count(x)}; lengths must match.")
-    check_integer("tokens", tokens, at_least=1, at_most=labels.shape[1], remedy="That is T.")
+    check_integer("tokens", tokens, at_least=1, at_most=labels.shape[1], hint="That is T.")
     weight = np.asarray(weight, float)
     weight = np.broadcast_to(weight[:, None] if weight.ndim == 1 else weight, labels.shape)
     counts = (labels != IGNORED) & (weight > 0)
@@ -160,9 +160,9 @@ def sample_tokens(apply_fn: ApplyFn, x: Any, y: Any, *, tokens: int, key: Array)
     places = np.argsort(order, axis=1)[:, :tokens]
     drawn = np.take_along_axis(counts, places, axis=1)
     there = counts.sum(1, keepdims=True)
-    share = there / np.maximum(np.minimum(there, tokens), 1)
+    fraction = there / np.maximum(np.minimum(there, tokens), 1)
     own = np.where(drawn, np.take_along_axis(labels, places, axis=1), IGNORED)
-    weights = np.where(drawn, share * np.take_along_axis(weight, places, axis=1), 0.0)
+    weights = np.where(drawn, fraction * np.take_along_axis(weight, places, axis=1), 0.0)
 
     def rows(params: Params, given: Any) -> Array:
         logits = _logits(apply_fn, params, given["x"])

@@ -138,7 +138,7 @@ def last_blocks(
         known = ", ".join(sorted({path[0] for path in paths}))
         raise ValueError(f"name={name!r} is no list of blocks in params, which has {known}.")
     total = max(blocks) + 1
-    check_integer("count", count, at_least=0, at_most=total, remedy=f"There are {total} blocks.")
+    check_integer("count", count, at_least=0, at_most=total, hint=f"There are {total} blocks.")
 
     def predicate(path: str) -> bool:
         parts = path.split("/")

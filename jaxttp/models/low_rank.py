@@ -104,7 +104,7 @@ def lora(
         fan_in, fan_out = _sides(path, leaves, output_axis)
         check_integer(
             "rank", rank, at_least=1, at_most=min(fan_in, fan_out),
-            remedy=f"{path} is a {fan_in} by {fan_out} matrix; leave it out by targets.",
+            hint=f"{path} is a {fan_in} by {fan_out} matrix; leave it out by targets.",
         )  # fmt: skip
         drawn = jax.random.normal(jax.random.fold_in(key, index), (fan_in, rank), leaf.dtype)
         a = drawn / jnp.sqrt(jnp.asarray(fan_in, leaf.dtype))

@@ -113,7 +113,7 @@ class RevMLP(nnx.Module):
         if outputs is None:
             self.readout = None
         else:
-            check_integer("outputs", outputs, at_least=1, at_most=width, remedy="Raise width.")
+            check_integer("outputs", outputs, at_least=1, at_most=width, hint="Raise width.")
             p = selection_readout(outputs, width)
             if readout == "orthonormal":
                 p = orthonormal_readout(rngs.params(), outputs, width)

@@ -161,20 +161,20 @@ def _activation_cost(work: Workload, site: Site) -> float:
     pairs, c = work.n1 * work.n2, work.classes
     rowwise = goes_by_rows(site.positions, c, work.output)
     if site.positions == 1 and site.groups == 1:
-        share = _share_of_product(work)
+        fraction = _fraction_of_product(work)
     elif rowwise:
-        share = 0.5 * (1 + rows_at_once(work.n1, site.positions, site.fan_out) / work.n1)
+        fraction = 0.5 * (1 + rows_at_once(work.n1, site.positions, site.fan_out) / work.n1)
     else:
-        share = (site.positions + 1) / (2 * site.positions)
-    share = share if work.symmetric else 1.0
+        fraction = (site.positions + 1) / (2 * site.positions)
+    fraction = fraction if work.symmetric else 1.0
     similarity = 2.0 if site.kind == "embedding" else 2.0 * site.fan_in
     if rowwise:  # sample after sample against blocks of rows
         products = 2.0 * c * site.fan_out * (1 + c / site.positions)
         each = site.groups * site.positions**2 * (similarity + products)
-        return pairs * (RATES.small * share * each + RATES.elementwise * work.entries)
+        return pairs * (RATES.small * fraction * each + RATES.elementwise * work.entries)
     products = 0 if site.is_head else 2 * work.class_pairs * site.fan_out
     each = similarity + products + RATES.elementwise * work.entries
-    return pairs * site.groups * share * site.positions**2 * each
+    return pairs * site.groups * fraction * site.positions**2 * each
 
 
 def _gradient_cost(work: Workload, site: Site) -> float:
@@ -186,10 +186,10 @@ def _gradient_cost(work: Workload, site: Site) -> float:
 
 def _product_cost(work: Workload, size: int) -> float:
     each = 2 * work.class_pairs * size + RATES.elementwise * work.entries
-    return work.n1 * work.n2 * _share_of_product(work) * each
+    return work.n1 * work.n2 * _fraction_of_product(work) * each
 
 
-def _share_of_product(work: Workload) -> float:
+def _fraction_of_product(work: Workload) -> float:
     """How much of a product of gradients is computed."""
     return SIZES.half if work.symmetric and work.output != "diagonal" else 1.0
 

@@ -200,15 +200,15 @@ def _as_samples(name: str, x: Any) -> Any:
 
 
 def _count_samples(name: str, x: Any) -> int:
-    remedy = " Make lists one array: np.asarray(x)." if isinstance(x, list | tuple) else ""
+    hint = " Make lists one array: np.asarray(x)." if isinstance(x, list | tuple) else ""
     shapes = leaf_shapes(x, name)
     if not shapes or any(not shape or shape[0] == 0 for shape in shapes.values()):
         found = ", ".join(dict.fromkeys(map(str, shapes.values()))) or "no array"
-        raise ValueError(f"{name} must be (N, ...) with at least one sample; got {found}.{remedy}")
+        raise ValueError(f"{name} must be (N, ...) with at least one sample; got {found}.{hint}")
     try:
         return count(x, name)
     except ValueError as problem:
-        raise ValueError(f"{problem}{remedy}") from None
+        raise ValueError(f"{problem}{hint}") from None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

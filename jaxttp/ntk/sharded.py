@@ -6,7 +6,7 @@ computed some at a time: the features of a few samples of every device are gathe
 multiplied with each device's own. Products with the result are ordinary `jnp.einsum`s, which XLA
 distributes.
 
-JAX has no arrays of unequal shares. So samples are padded while they are differentiated, and a
+JAX has no arrays of unequal fractions. So samples are padded while they are differentiated, and a
 result whose rows the devices do not divide is put on every device in whole.
 """
 
@@ -80,10 +80,10 @@ def mesh_of(devices: int | str | None) -> Mesh | None:
     if devices is None:
         return None
     available = jax.device_count()
-    remedy = "Or 'all', for every device."
+    hint = "Or 'all', for every device."
     wanted = (
         available if devices == "all"
-        else check_integer("mesh", devices, at_least=1, remedy=remedy)
+        else check_integer("mesh", devices, at_least=1, hint=hint)
     )  # fmt: skip
     if wanted > available:
         raise ValueError(

@@ -49,12 +49,12 @@ class ClassSeparation(NamedTuple):
     """How well the leading gradient components tell the classes apart.
 
     Attributes:
-        between_share: variance between class means / total variance, in [0, 1], per component
+        between_fraction: variance between class means / total variance, in [0, 1], per component
             ("component") or over all of them together ("together").
-        nearest_mean: share of samples whose nearest class mean is their own class's.
+        nearest_mean: fraction of samples whose nearest class mean is their own class's.
     """
 
-    between_share: Array
+    between_fraction: Array
     nearest_mean: Array
 
     plot, _repr_html_, __repr__ = RESULT
@@ -171,7 +171,7 @@ def class_separation(
         components: from `gradient_components`; the C gradients of a sample are one point.
         labels: integer labels (N,) in 0..classes-1.
         classes: the number of classes.
-        over: "together" for one share of variance, "component" for one for each coordinate.
+        over: "together" for one fraction of variance, "component" for one for each coordinate.
 
     Source:
         TTP Figure 3.
@@ -180,7 +180,7 @@ def class_separation(
         >>> import jax.numpy as jnp
         >>> points = jnp.array([[0.0], [0.1], [1.0], [1.1]])
         >>> result = class_separation(points, jnp.array([0, 0, 1, 1]), classes=2)
-        >>> float(result.nearest_mean), float(result.between_share) > 0.9
+        >>> float(result.nearest_mean), float(result.between_fraction) > 0.9
         (1.0, True)
     """
     check_choice("over", over, ("together", "component"))
@@ -199,7 +199,7 @@ def class_separation(
     if known.min() < 0 or known.max() >= classes:
         raise ValueError(f"labels must lie in 0..{classes - 1}; got {known.min()}..{known.max()}.")
     points = components.reshape(n, -1)
-    size = jnp.max(jnp.abs(points))  # shares and distances do not depend on the scale
+    size = jnp.max(jnp.abs(points))  # fractions and distances do not depend on the scale
     points = points / jnp.where(size > 0, size, jnp.ones((), points.dtype))
     member = jax.nn.one_hot(jnp.asarray(labels, jnp.int32), classes, dtype=points.dtype)  # (N, K)
     counts = jnp.sum(member, axis=0)
@@ -209,11 +209,11 @@ def class_separation(
     between = jnp.sum(counts[:, None] * (means - centre) ** 2, axis=0)
     if over == "together":
         total, between = jnp.sum(total), jnp.sum(between)
-    share = jnp.where(total > 0, between / jnp.where(total > 0, total, 1), 0)
+    fraction = jnp.where(total > 0, between / jnp.where(total > 0, total, 1), 0)
     distances = jnp.sum((points[:, None] - means[None]) ** 2, axis=-1)
     distances = jnp.where(counts[None] > 0, distances, jnp.inf)
     right = jnp.argmin(distances, axis=1) == labels
-    return ClassSeparation(share.astype(points.dtype), jnp.mean(right.astype(points.dtype)))
+    return ClassSeparation(fraction.astype(points.dtype), jnp.mean(right.astype(points.dtype)))
 
 
 class PowerLaw(NamedTuple):
@@ -223,7 +223,7 @@ class PowerLaw(NamedTuple):
         coefficient: c.
         exponent: s.
         window: first and last rank of the fit, from 1, both included.
-        r_squared: share of the variance of log λ over the window that the line explains.
+        r_squared: fraction of the variance of log λ over the window that the line explains.
     """
 
     coefficient: Array

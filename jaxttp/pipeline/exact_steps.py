@@ -60,8 +60,8 @@ class StepSettings(DataSettings):
         super().__post_init__()
         check_number("learning_rate", self.learning_rate, above=0.0)
         kind = check_choice("pseudoinverse", self.pseudoinverse, KINDS)
-        remedy = f"pseudoinverse={kind!r} has no tolerance"
-        check_used("rtol", self.rtol, kind in FILTERS, remedy)
+        hint = f"pseudoinverse={kind!r} has no tolerance"
+        check_used("rtol", self.rtol, kind in FILTERS, hint)
         if self.rtol is not None:
             check_number("rtol", self.rtol, at_least=0, below=1)
 
@@ -109,12 +109,12 @@ class TaskSteps:
         """What keeps the steps from being stable, and what would do; None where they are."""
         if self.stable:
             return None
-        where, remedies = f"learning rate {self.settings.learning_rate:g}", ["a smaller one"]
+        where, hints = f"learning rate {self.settings.learning_rate:g}", ["a smaller one"]
         if self.settings.pseudoinverse in FILTERS:
             where += f" with rtol {self.settings.tolerance:g}"
-            remedies.append("a larger rtol")
-        remedies.append("fewer samples or more hidden units (bottleneck)")
-        return f"diverges at {where}; try {', '.join(remedies)}."
+            hints.append("a larger rtol")
+        hints.append("fewer samples or more hidden units (bottleneck)")
+        return f"diverges at {where}; try {', '.join(hints)}."
 
     @property
     def shortfall(self) -> str | None:

@@ -42,7 +42,7 @@ class TextDefaults:
     """Numbers of forecasts on text, of the runs of `experiments.bench.lora`.
 
     Attributes:
-        share: of the training's gradients that a forecast may take, where it is not said.
+        fraction: of the training's gradients that a forecast may take, where it is not said.
         length: tokens of a sequence where it is not said, or as many as the network takes.
         watched: sequences that are watched at most.
         held_out: fraction of the text that they are at most.
@@ -52,7 +52,7 @@ class TextDefaults:
         again: times that a run may see a text before a warning: overfitting is not forecast.
     """
 
-    share: float = 0.2
+    fraction: float = 0.2
     length: int = 128
     watched: int = 96
     held_out: float = 0.1
@@ -130,29 +130,29 @@ def check_text_settings(settings: Settings, *, is_object: bool = False) -> None:
     check_training(settings)
     if settings.total_samples is not None:
         check_integer("total_samples", settings.total_samples, at_least=1)
-    budget_share(settings)
+    budget_fraction(settings)
 
 
-def budget_share(settings: Settings) -> float:
-    """The share of the training's gradients that a forecast may take.
+def budget_fraction(settings: Settings) -> float:
+    """The fraction of the training's gradients that a forecast may take.
 
     Args:
         settings: of which the budget counts.
 
     Returns:
-        A share in (0, 1).
+        A fraction in (0, 1).
 
     Raises:
         ValueError: it is none.
 
     Example:
-        >>> budget_share(Settings()), budget_share(Settings(budget=0.1))
+        >>> budget_fraction(Settings()), budget_fraction(Settings(budget=0.1))
         (0.2, 0.1)
     """
-    share = TEXT.share if settings.budget == "auto" else settings.budget
-    if not isinstance(share, int | float) or not 0 < share < 1:
-        raise ValueError(f"budget={share!r} must be between 0 and 1 with a text, or auto.")
-    return float(share)
+    fraction = TEXT.fraction if settings.budget == "auto" else settings.budget
+    if not isinstance(fraction, int | float) or not 0 < fraction < 1:
+        raise ValueError(f"budget={fraction!r} must be between 0 and 1 with a text, or auto.")
+    return float(fraction)
 
 
 def read_text(
@@ -175,7 +175,7 @@ def read_text(
     most = network.shape.length
     length = min(TEXT.length, most) if sequence_length is None else sequence_length
     check_integer("sequence_length", length, at_least=1, at_most=most,
-                  remedy=f"The network has {most} positions.")  # fmt: skip
+                  hint=f"The network has {most} positions.")  # fmt: skip
     corpus = load_corpus(text, tokenizer, length=length)
     ids = np.concatenate([corpus.x, corpus.y[:, -1:]], axis=1)
     return network, ids, (Path(folder).resolve().name, Path(text).name)
@@ -229,13 +229,13 @@ def split_task(
         ValueError: ids that the network does not have, a text too short for a batch, modules that
             are not there.
     """
-    share, shape = budget_share(settings), network.shape
+    fraction, shape = budget_fraction(settings), network.shape
     batch_size, steps = settings.batch_size or 1, settings.steps
     x, y = ids[:, :-1], ids[:, 1:]
     for part in (x, y):
         read_tokens(part, vocabulary=shape.vocabulary, length=shape.length, segments=0)
     count, length = x.shape
-    payable = int(TEXT.looking * share * steps * batch_size / (FORWARD * POINTS))
+    payable = int(TEXT.looking * fraction * steps * batch_size / (FORWARD * POINTS))
     watched = max(1, min(TEXT.watched, int(TEXT.held_out * count), payable))
     if count - watched < batch_size:
         raise ValueError(
@@ -244,7 +244,7 @@ def split_task(
             "shorter sequences or smaller batches."
         )
     evaluations = FORWARD * POINTS * watched / batch_size
-    affordable(share, steps, evaluations, batch_size, name="budget")
+    affordable(fraction, steps, evaluations, batch_size, name="budget")
     split_key, adapter_key = jax.random.split(jax.random.key(settings.seed))
     base = from_nnx(network)
     weights = sum(leaf.size for leaf in jax.tree.leaves(base.params))
@@ -489,7 +489,7 @@ class FineTuning:
             took = readable_time(self.run.seconds)
             lines[-1] += f"; real {took}, loss {float(self.run.loss[-1]):.4g}"
         lines.append(
-            f"the forecast cost {100 * found.share:.2g} % of the training's gradients "
+            f"the forecast cost {100 * found.fraction:.2g} % of the training's gradients "
             f"({len(found.refresh_steps)} of {steps:,} steps), "
             f"{readable_time(self.forecast_seconds)} here with compilation"
         )
@@ -521,7 +521,7 @@ class FineTuning:
             "step_seconds": each,
             "seconds": self.settings.steps * each,
             "forecast": {
-                "share": found.share, "gradients": len(found.refresh_steps),
+                "fraction": found.fraction, "gradients": len(found.refresh_steps),
                 "seconds": self.forecast_seconds,
             },
             "versions": versions(),
@@ -620,8 +620,8 @@ def _forecast(
     """Forecast, time of a step, and the real training where that is asked for."""
     tell, adapters = progress or (lambda *_: None), adapters or LoraSettings()
     total = settings.total_samples
-    remedy = "verify=True would train on the sample; leave one of the two out"
-    check_used("total_samples", total, not verify, remedy)
+    hint = "verify=True would train on the sample; leave one of the two out"
+    check_used("total_samples", total, not verify, hint)
     task = split_task(settings, network, ids, adapters=adapters, names=names)
     if total is not None and total < len(task.x):
         raise ValueError(
@@ -635,7 +635,7 @@ def _forecast(
     tell("stale gradients", 0, 1)
     begun = time.perf_counter()
     found = stale_gradient_forecast(
-        *task.model, task.x, task.y, key=keys[0], share=budget_share(settings),
+        *task.model, task.x, task.y, key=keys[0], fraction=budget_fraction(settings),
         total_samples=total, **watched, **common,
     )  # fmt: skip
     spent = time.perf_counter() - begun

@@ -37,9 +37,9 @@ class TaskSpectrum:
         settings: the task; rate, momentum, batches and horizon are not used.
         task: the network and data.
         values: eigenvalues of Theta, descending (N C,).
-        residual: share of the squared norm of the loss's gradient in the outputs, at the start,
+        residual: fraction of the squared norm of the loss's gradient in the outputs, at the start,
             along each eigenvector (N C,).
-        labels: share of that of the centred targets (N C,).
+        labels: fraction of that of the centred targets (N C,).
         law: power law of the eigenvalues.
         rank: how many count as non-zero.
         max_learning_rate: of gradient descent, at the start of training.
@@ -61,9 +61,9 @@ class TaskSpectrum:
         """Largest over smallest non-zero eigenvalue."""
         return float(self.values[0] / self.values[self.rank - 1])
 
-    def head(self, share: float, of: str = "residual") -> int:
-        """How many leading eigenvectors hold this share of the residual, or of the labels."""
-        found = np.searchsorted(np.cumsum(getattr(self, of)), share - 1e-9)
+    def head(self, fraction: float, of: str = "residual") -> int:
+        """How many leading eigenvectors hold this fraction of the residual, or of the labels."""
+        found = np.searchsorted(np.cumsum(getattr(self, of)), fraction - 1e-9)
         return int(min(found, len(self.values) - 1)) + 1
 
     def to_json(self) -> dict[str, Any]:
@@ -131,17 +131,17 @@ def task_spectrum(
         settings,
         task,
         np.asarray(system.values, np.float64),
-        _shares(system, loss.gradient(outputs, targets)),
-        _shares(system, centred),
+        _fractions(system, loss.gradient(outputs, targets)),
+        _fractions(system, centred),
         fit_power_law(system.values[: int(system.rank)]),
         int(system.rank),
         float(max_learning_rate(theta, outputs, targets, loss=loss)),
     )
 
 
-def _shares(system: Eigensystem, direction: Array) -> np.ndarray:
-    share = np.asarray(label_alignment(system, direction), np.float64)
-    return share / share.sum() if share.sum() > 0 else share
+def _fractions(system: Eigensystem, direction: Array) -> np.ndarray:
+    fraction = np.asarray(label_alignment(system, direction), np.float64)
+    return fraction / fraction.sum() if fraction.sum() > 0 else fraction
 
 
 @dataclasses.dataclass(frozen=True)

@@ -167,8 +167,8 @@ def check_training(settings: Settings) -> None:
     if settings.optimizer == "adam":
         check_unused(settings, ("weight_decay",), "choose optimizer='adamw' or 'sgd' for it")
     check_choice("schedule", settings.schedule, SCHEDULES)
-    remedy = f"It is a part of the horizon of {settings.steps} steps."
-    check_integer("warmup", settings.warmup, at_least=0, at_most=settings.steps - 1, remedy=remedy)
+    hint = f"It is a part of the horizon of {settings.steps} steps."
+    check_integer("warmup", settings.warmup, at_least=0, at_most=settings.steps - 1, hint=hint)
     check_choice("metric", settings.metric, ("loss", "error"))
     if mesh_of(settings.mesh) is not None and settings.optimizer != "sgd":
         check_unused(settings, ("mesh",), f"optimizer={settings.optimizer!r} is {IN_WEIGHTS}")

@@ -138,8 +138,8 @@ def _check_names(settings: Settings) -> None:
     if settings.model is not None or settings.data == "digits":
         check_unused(settings, ("hidden",), "it is that of the MLP for data without a model")
     if settings.model is not None:
-        remedy = "Or a folder on this machine with a language model."
-        check_choice("model", settings.model, model_names(), remedy=remedy)
+        hint = "Or a folder on this machine with a language model."
+        check_choice("model", settings.model, model_names(), hint=hint)
         return
     needs = f"it needs a model, one of {', '.join(model_names())}"
     check_unused(settings, ("weights", "image_size"), needs)

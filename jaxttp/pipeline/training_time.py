@@ -157,8 +157,8 @@ def forecast(
         ((21,), True)
     """
     if settings.total_samples is not None:
-        remedy = "verify=True would train on the given samples; leave one of the two out"
-        check_used("total_samples", settings.total_samples, not verify, remedy)
+        hint = "verify=True would train on the given samples; leave one of the two out"
+        check_used("total_samples", settings.total_samples, not verify, hint)
     task = build_task(settings)
     keys = jax.random.split(jax.random.key(settings.seed), 2)
     batch_size, chosen = settings.batch_size, hyperparameters(settings)

@@ -156,12 +156,14 @@ def plot_comparison(found: Comparison, *, title: str = "") -> Figure:
         axes.set_ylim(bottom=0)
     places = np.arange(len(found.names))
     speeds = [why.speed for why in found.explanations]
-    shares = [why.alignment for why in found.explanations]
+    fractions = [why.alignment for why in found.explanations]
     right.barh(places - 0.19, speeds, 0.36, color=PREDICTED, label="speed")
-    right.barh(places + 0.19, shares, 0.36, color=OTHER, label="labels along leading eigenvectors")
+    right.barh(
+        places + 0.19, fractions, 0.36, color=OTHER, label="labels along leading eigenvectors"
+    )
     right.set_yticks(places, found.names)
     right.invert_yaxis()
-    right.set(xlim=(0, 1), xlabel="share")
+    right.set(xlim=(0, 1), xlabel="fraction")
     right.legend(**BELOW)
     return figure
 

@@ -31,24 +31,24 @@ def plot_law(axes: Axes, law: PowerLaw) -> None:
     axes.set(xlabel="rank", ylabel="eigenvalue")
 
 
-def plot_shares(axes: Axes, result: TaskSpectrum) -> None:
+def plot_fractions(axes: Axes, result: TaskSpectrum) -> None:
     """How much of residual and labels the leading eigenvectors hold."""
     ranks = np.arange(1, len(result.values) + 1)
-    for shares, color, style, label in (
+    for fractions, color, style, label in (
         (result.residual, PREDICTED, "-", "residual"),
         (result.labels, OTHER, "--", "centred labels"),
     ):
-        axes.semilogx(ranks, 100 * np.cumsum(shares), style, color=color, label=label)
-    axes.set(xlabel="leading eigenvectors", ylabel="share (%)", ylim=(0, 103))
+        axes.semilogx(ranks, 100 * np.cumsum(fractions), style, color=color, label=label)
+    axes.set(xlabel="leading eigenvectors", ylabel="fraction (%)", ylim=(0, 103))
 
 
 @figure_of
 def plot_task_spectrum(result: TaskSpectrum) -> Figure:
-    """Eigenvalues with their power law; cumulative shares of residual and labels."""
+    """Eigenvalues with their power law; cumulative fractions of residual and labels."""
     figure, (left, right) = panels(2, title=result.task.description, height=4.2)
     plot_eigenvalues(left, result.values, result.rank)
     plot_law(left, result.law)
-    plot_shares(right, result)
+    plot_fractions(right, result)
     return figure
 
 

@@ -86,12 +86,12 @@ def test_scales_are_fixed_factors_and_batch_norm_normalises():
 
 @given(
     widths=st.lists(st.integers(1, 7), min_size=2, max_size=5),
-    share=st.floats(0, 1),
+    fraction=st.floats(0, 1),
     seed=st.integers(0, 2**31),
 )
-def test_generic_rank_is_exact(widths, share, seed):
+def test_generic_rank_is_exact(widths, fraction, seed):
     rng = np.random.default_rng(seed)
-    r = 1 + round(share * (widths[0] - 1))
+    r = 1 + round(fraction * (widths[0] - 1))
     x = rng.standard_normal((widths[0], r))
     matrix = brute.gauss_newton(brute.draw(rng, widths), x @ x.T)
     values = np.linalg.eigvalsh(matrix)

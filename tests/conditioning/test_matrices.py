@@ -70,7 +70,7 @@ def test_matrices_and_operators_equal_brute_force(task, kind, loss):
 
 
 @pytest.mark.parametrize("kind", ["gauss_newton", "generalized"])
-def test_both_forms_share_their_spectrum_and_auto_takes_the_smaller(task, kind):
+def test_both_forms_fraction_their_spectrum_and_auto_takes_the_smaller(task, kind):
     params, x, labels = task
     options = {"kind": kind, "loss": "cross_entropy"}
     auto = conditioning.curvature_matrix(network, params, x, labels, **options)

@@ -40,7 +40,7 @@ def test_rank_sensitivity():
     assert seen.rank == 3
     assert seen.ranks.tolist() == [1, 2, 3, 4, 5]
     np.testing.assert_allclose(seen.values, [1, 2, 4, 8e20, np.inf])
-    near = conditioning.rank_sensitivity(found, share=0.2)
+    near = conditioning.rank_sensitivity(found, fraction=0.2)
     assert near.ranks.tolist() == [2, 3, 4]
 
 
@@ -107,8 +107,8 @@ def test_other_bad_input():
     with pytest.raises(ValueError, match="gain"):
         conditioning.gaussian_weights((3, 2), key=KEY, gain=0.0)
     found = conditioning.condition_number(np.eye(3))
-    with pytest.raises(ValueError, match="share"):
-        conditioning.rank_sensitivity(found, share=1.5)
+    with pytest.raises(ValueError, match="fraction"):
+        conditioning.rank_sensitivity(found, fraction=1.5)
     big = conditioning.gauss_newton_linear_operator(
         conditioning.gaussian_weights((60, 70, 20), key=KEY)
     )

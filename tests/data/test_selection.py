@@ -96,13 +96,13 @@ def test_bad_selections(key, options, message):
 
 
 @hypothesis.given(selections(), st.floats(0.05, 0.95))
-def test_split_is_a_partition_of_every_class(case, share):
+def test_split_is_a_partition_of_every_class(case, fraction):
     labels, count, _, _, seed = case
     data = toy(labels, count)
     counts = np.bincount(data.y)
-    expected = [round(share * int(count)) for count in counts]
+    expected = [round(fraction * int(count)) for count in counts]
     hypothesis.assume(0 < sum(expected) < len(data))
-    parts = split(data, held_out=share, key=jax.random.key(seed))
+    parts = split(data, held_out=fraction, key=jax.random.key(seed))
     train, held_out = rows_of(parts.train), rows_of(parts.held_out)
     assert np.all(np.diff(train) > 0)
     assert np.all(np.diff(held_out) > 0)
@@ -112,15 +112,15 @@ def test_split_is_a_partition_of_every_class(case, share):
 
 
 @pytest.mark.parametrize(
-    ("share", "message"),
+    ("fraction", "message"),
     [
         (0.0, "held_out must be greater than 0 and less than 1"),
         (0.1, "held_out=0.1 leaves one part of the 4 samples empty"),
     ],
 )
-def test_bad_splits(key, share, message):
+def test_bad_splits(key, fraction, message):
     with pytest.raises(ValueError, match=message):
-        split(toy([0, 0, 1, 1], 2), held_out=share, key=key)
+        split(toy([0, 0, 1, 1], 2), held_out=fraction, key=key)
 
 
 @pytest.mark.parametrize("n", [1, 2, 256, 257, 1626])

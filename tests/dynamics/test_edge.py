@@ -119,13 +119,13 @@ def test_a_forecast_says_that_it_holds_a_kernel():
     assert "at the edge of stability by step" in found.trust
 
 
-@pytest.mark.parametrize(("rate", "share"), [(1.0, 0.05), (3.0, 0.3)])
-def test_beyond_the_edge_a_linear_network_is_its_kernel(rate, share):
+@pytest.mark.parametrize(("rate", "fraction"), [(1.0, 0.05), (3.0, 0.3)])
+def test_beyond_the_edge_a_linear_network_is_its_kernel(rate, fraction):
     """Softmax regression that leaves wrong answers, sharper on the way than at its start.
 
     Its curvature there is up to 2.25, the edge 2/eta; held back or damped it went astray.
     """
-    x, y = 3 * jnp.eye(2), jnp.array([[1 - share, share], [0.5, 0.5]])
+    x, y = 3 * jnp.eye(2), jnp.array([[1 - fraction, fraction], [0.5, 0.5]])
     w = jnp.array([[1.5, -1.5], [-1.5, 1.5]])
     path = relinearized_recursion(
         lambda w, x: x @ w, w, x, y, loss="cross_entropy", optimizer=optax.sgd(rate), steps=30,

@@ -123,7 +123,7 @@ def test_names_are_seen_with_the_parameters(name):
         linear_filter(BY_NAME[name], NETWORK)
 
 
-def test_names_that_all_parameters_share_are_no_matter():
+def test_names_that_all_parameters_fraction_are_no_matter():
     masked = optax.masked(optax.sgd(0.1), by_name(lambda name: "/" in name or name != ""))
     assert linear_filter(masked, NETWORK).weight_decay is False
 

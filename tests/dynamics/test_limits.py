@@ -5,7 +5,7 @@ import optax
 import pytest
 
 from jaxttp.dynamics.optimizers import HeavyBall
-from jaxttp.dynamics.stability import curvature_limits, step_maps, step_rates, step_shares
+from jaxttp.dynamics.stability import curvature_limits, step_fractions, step_maps, step_rates
 
 
 @pytest.mark.parametrize(
@@ -22,29 +22,29 @@ from jaxttp.dynamics.stability import curvature_limits, step_maps, step_rates, s
 def test_limits_of_constant_optimizers(optimizer, limit):
     maps = step_maps(optimizer, 5)
     np.testing.assert_allclose(step_rates(maps), 0.1, rtol=1e-6)  # optax's numbers are float32
-    np.testing.assert_allclose(0.1 / step_shares(maps, 4.0), limit / 4, rtol=2e-6)
+    np.testing.assert_allclose(0.1 / step_fractions(maps, 4.0), limit / 4, rtol=2e-6)
 
 
-def test_every_step_of_a_schedule_has_its_own_share():
+def test_every_step_of_a_schedule_has_its_own_fraction():
     schedule = optax.warmup_cosine_decay_schedule(0.0, 0.3, 4, 12)
     maps = step_maps(optax.sgd(schedule, 0.5), 12)
     rates = np.array([float(schedule(t)) for t in range(12)])
     np.testing.assert_allclose(step_rates(maps), rates, atol=1e-7)
-    np.testing.assert_allclose(step_shares(maps, 5.0), rates / (2 * 1.5 / 5.0), atol=1e-6)
+    np.testing.assert_allclose(step_fractions(maps, 5.0), rates / (2 * 1.5 / 5.0), atol=1e-6)
 
 
 def test_accumulated_gradients_move_every_third_step():
     optimizer = optax.MultiSteps(optax.sgd(0.1, 0.9), 3).gradient_transformation()
     maps = step_maps(optimizer, 9)
-    np.testing.assert_allclose(step_shares(maps, 1.0), 0.1 / 3.8, rtol=2e-6)
+    np.testing.assert_allclose(step_fractions(maps, 1.0), 0.1 / 3.8, rtol=2e-6)
     assert np.all(np.isnan(step_rates(maps)))  # of which step?
 
 
 def test_a_pause_is_no_rhythm_and_a_wrong_sign_never_stable():
     pause = optax.sgd(optax.join_schedules([lambda t: 0.1, lambda t: 0.0, lambda t: 0.1], [3, 6]))
-    shares = step_shares(step_maps(pause, 9), 1.0)
-    np.testing.assert_allclose(shares, [0.05] * 3 + [0.0] * 3 + [0.05] * 3, rtol=2e-6)
-    assert np.all(step_shares(step_maps(optax.scale(0.1), 3), 1.0) > 1e3)
+    fractions = step_fractions(step_maps(pause, 9), 1.0)
+    np.testing.assert_allclose(fractions, [0.05] * 3 + [0.0] * 3 + [0.05] * 3, rtol=2e-6)
+    assert np.all(step_fractions(step_maps(optax.scale(0.1), 3), 1.0) > 1e3)
 
 
 def late(rate):

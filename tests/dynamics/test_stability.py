@@ -42,10 +42,10 @@ def test_a_parabola_is_descended_below_the_limit_and_left_above_it(momentum, nes
     """By steps in plain Python, one curvature."""
     curvature = jnp.asarray([3.0])
     limit = float(rate_limit(curvature, momentum, nesterov))
-    for share, falls in ((0.99, True), (1.01, False)):
+    for fraction, falls in ((0.99, True), (1.01, False)):
         at, velocity = 1.0, 0.0
         for _ in range(2000):
             slope = 3.0 * at
             velocity = momentum * velocity + slope
-            at -= share * limit * (slope + momentum * velocity if nesterov else velocity)
+            at -= fraction * limit * (slope + momentum * velocity if nesterov else velocity)
         assert (abs(at) < 1e-3) is falls

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from jaxttp.dynamics import recursion, relinearized_recursion
-from jaxttp.dynamics.optimizers import start_shares
+from jaxttp.dynamics.optimizers import start_fractions
 from jaxttp.ntk import empirical_ntk
 from tests import oracles
 
@@ -97,10 +97,10 @@ def test_states_keep_their_dtypes(name, dtype):
 
 
 def test_starts_as_multiples_of_the_weights():
-    assert start_shares(optax.sgd(0.1)) == ()
-    assert start_shares(optax.sgd(0.1, 0.9)) == (0.0,)
-    assert start_shares(WRAPPED["accumulated"]) == (0.0, 0.0)
-    assert start_shares(COPIES["schedule-free, decay"]) == (1.0,)
+    assert start_fractions(optax.sgd(0.1)) == ()
+    assert start_fractions(optax.sgd(0.1, 0.9)) == (0.0,)
+    assert start_fractions(WRAPPED["accumulated"]) == (0.0, 0.0)
+    assert start_fractions(COPIES["schedule-free, decay"]) == (1.0,)
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def moments(f, w, rate=0.1):
 
 
 @pytest.mark.slow
-def test_balanced_start_shares_singular_values_and_vectors():
+def test_balanced_start_fractions_singular_values_and_vectors():
     """Theorem B.2, along the whole path."""
     path = two_factor_flow(BALANCED, W, LABELS, learning_rate=0.1, ts=np.linspace(0, 30, 7))
     seen = moments(path.f, path.w)

@@ -188,7 +188,7 @@ def test_the_law_of_samples_in_a_table():
 
 
 def test_choices_are_held_against_the_best_of_the_grid():
-    one = {"grid": "AdamW", "share": 0.1, "best": 10.0, "settings": 4}
+    one = {"grid": "AdamW", "fraction": 0.1, "best": 10.0, "settings": 4}
     rows = [{"readings": [one | {"race": race, "race cost": 2.0}]} for race in (11.0, 20.0)]
     table = races.table(rows)
     assert cells(table, "AdamW", "race", "0.1") == [

@@ -154,7 +154,7 @@ def test_condition_of_the_head_by_brute_force():
     assert row.size == 8
 
 
-def test_pruned_networks_share_what_is_compiled():
+def test_pruned_networks_fraction_what_is_compiled():
     """One object for all rates and seeds; masked weights do not count."""
     settings = pruning.Settings("mlp", classes=2, depth=1, width=4)
     apply_fn, masked = pruning._functions(settings, 2, 1)

@@ -83,7 +83,7 @@ def test_arrays_come_back_as_they_were(tmp_path):
     assert [json.loads(line)["name"] for line in lines] == ["one/two"]
 
 
-def test_names_that_look_alike_do_not_share_a_file(tmp_path):
+def test_names_that_look_alike_do_not_fraction_a_file(tmp_path):
     store = Store(tmp_path, settings=1)
     for place, name in enumerate(("a b", "a/b", "a-b")):
         store.get(name, lambda place=place: np.array(place))

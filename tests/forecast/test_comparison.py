@@ -73,14 +73,14 @@ def test_explanations_by_hand(found):
         values, vectors = np.linalg.eigh(matrix)
         assert why.speed == pytest.approx(g @ matrix @ g / (values[-1] * g @ g), rel=1e-9)
         leading = values > values[-10] * (1 - 1e-5)  # a linear network has them in threes
-        share = np.sum((vectors[:, leading].T @ g) ** 2) / (g @ g)
-        assert why.alignment == pytest.approx(share, rel=1e-9)
+        fraction = np.sum((vectors[:, leading].T @ g) ** 2) / (g @ g)
+        assert why.alignment == pytest.approx(fraction, rel=1e-9)
         assert why.rank == np.linalg.matrix_rank(matrix)
         assert why.condition_number == pytest.approx(values[-1] / values[-why.rank], rel=1e-6)
 
 
 def test_what_has_no_eigenvalue_does_not_lead():
-    """Of a kernel of rank 4: the share within its range, whatever order rounding gives zeros."""
+    """Of a kernel of rank 4: the fraction within its range, whatever order rounding gives zeros."""
     draw = np.random.default_rng(3)
     x, y = draw.normal(size=(14, 4)), draw.normal(size=(14, 1))
     weights = draw.normal(size=(4, 1))

@@ -76,8 +76,10 @@ def test_small_problems_are_forecast_in_full():
 def test_more_budget_is_never_less_true_and_is_kept(model):
     model(widths=(4, 16), per_class=1)
     long = descent(steps=400)
-    shares = (1e-4, 0.01, 0.1, 0.3, 1.0, 3.0, 10.0, 1000.0)
-    plans = [plan_forecast(Relinearized(), problem(), long, budget=share) for share in shares]
+    fractions = (1e-4, 0.01, 0.1, 0.3, 1.0, 3.0, 10.0, 1000.0)
+    plans = [
+        plan_forecast(Relinearized(), problem(), long, budget=fraction) for fraction in fractions
+    ]
     errors = [plan.error for plan in plans]
     assert all(b <= a * cost.MODEL.alike for a, b in itertools.pairwise(errors))
     assert len(set(errors)) > 2

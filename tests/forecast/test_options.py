@@ -163,7 +163,7 @@ def test_the_kernel_is_rebuilt_unless_it_was_said_otherwise(monkeypatch):
     assert few.plan is not None
     assert few.plan.startswith("one kernel")
     assert call(learning_rate=0.5, relinearize=2).cost.kernels == 3
-    monkeypatch.setattr(cost, "MODEL", dataclasses.replace(cost.MODEL, share=1e6))
+    monkeypatch.setattr(cost, "MODEL", dataclasses.replace(cost.MODEL, fraction=1e6))
     assert call(learning_rate=0.5).cost.kernels > 2
 
 

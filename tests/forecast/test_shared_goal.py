@@ -37,7 +37,7 @@ def plain():
     return sweep(linear, W, X, Y, SETTINGS, relinearize=0)
 
 
-def test_the_goal_is_a_share_of_the_best_drop_rounded_up():
+def test_the_goal_is_a_fraction_of_the_best_drop_rounded_up():
     curves = np.array([[2.0, 1.5, 1.4], [2.0, 1.0, 0.2]])
     assert shared_goal(curves, 0.1) == Target(0.38)  # 0.2 + 0.1 * 1.8 exactly
     assert shared_goal(curves, 0.1034) == Target(0.39)  # 0.3861

@@ -30,8 +30,8 @@ def limit(momentum=0.0):
 def test_both_ways_to_give_a_rate_agree_on_stability(momentum):
     """`max_learning_rate` and the words included: the limit is the optimiser's own."""
     largest = limit(momentum)
-    for share, stable in ((0.5, True), (2.0, False)):
-        rate = share * largest
+    for fraction, stable in ((0.5, True), (2.0, False)):
+        rate = fraction * largest
         one, other = (
             predict(steps=12, **way)
             for way in (

@@ -172,11 +172,11 @@ def test_held_gradients_forecast_factors_that_move_each_other(product):
     outputs = np.asarray(run.outputs)[:, :40]
     found = stale_gradient_forecast(
         task.apply, task.params, task.x, task.y, x_watched=task.x[:40], y_watched=task.y[:40],
-        share=0.3, **task.training,
+        fraction=0.3, **task.training,
     )  # fmt: skip
     own = 0.5 * np.mean(np.sum((outputs - task.y[:40]) ** 2, axis=2), axis=1)
     assert np.max(np.abs(found.loss - own)) < 0.1 * (own[0] - own[-1])
-    assert found.share <= 0.3
+    assert found.fraction <= 0.3
     assert found.trust is None or "±" in found.trust
     assert found.read(0.4)[0.4] > 0
 
@@ -195,10 +195,11 @@ def test_steps_too_long_to_be_held_are_said(product):
     assert np.all(np.isfinite(found.loss))
 
 
-def test_rates_too_high_to_be_held_are_followed_at_a_share_of_them():
+def test_rates_too_high_to_be_held_are_followed_at_a_fraction_of_them():
     """A valley 40 times as steep across as along it: stable at every step, not stale for four.
 
-    A steep direction settles within a few steps, so that only the slow one shows; the share of the
+    A steep direction settles within a few steps, so that only the slow one shows; the fraction of
+    the
     rate makes that one late, and half of the lag is taken off again. The bound is wide: what is
     tested is that a path which was useless (above its start) is near the training's.
     """
@@ -210,12 +211,12 @@ def test_rates_too_high_to_be_held_are_followed_at_a_share_of_them():
     start = jnp.zeros((2, 1))
     real = np.asarray(train(linear, start, x, y, **training).loss)
     watched = {"x_watched": x[:50], "y_watched": y[:50]}
-    found = stale_gradient_forecast(linear, start, x, y, share=0.3, **watched, **training)
+    found = stale_gradient_forecast(linear, start, x, y, fraction=0.3, **watched, **training)
     assert not found.diverged
-    assert found.rate_share < 1
+    assert found.rate_fraction < 1
     assert found.trust is not None
     assert "too high for gradients" in found.trust
-    assert found.share <= 0.3
+    assert found.fraction <= 0.3
     late = slice(100, None)
     assert np.max(np.abs(found.loss - real)[late]) < 0.05 * (real[0] - real[-1])
     assert np.all(found.uncertainty >= 0)
@@ -256,7 +257,7 @@ def test_what_a_sample_learnt_by_heart_costs_is_taken_off():
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(2024, 20)), rng.normal(size=(2024, 1))
     options = {"x_watched": x[24:], "y_watched": y[24:], "optimizer": optax.sgd(0.01),
-               "steps": 4000, "batch_size": 12, "key": jax.random.key(0), "share": 0.4,
+               "steps": 4000, "batch_size": 12, "key": jax.random.key(0), "fraction": 0.4,
                "loss": "squared_error"}  # fmt: skip
     plain, taken = (
         stale_gradient_forecast(
@@ -271,17 +272,17 @@ def test_what_a_sample_learnt_by_heart_costs_is_taken_off():
 
 
 @given(st.integers(100, 300), st.floats(0.3, 0.95), st.floats(0.0, 5.0))
-def test_the_share_is_kept(steps, share, beside):
+def test_the_fraction_is_kept(steps, fraction, beside):
     """A gradient a refresh, and every second batch is looked at again: a third of one."""
-    refreshes = affordable(share, steps, beside=beside, batch_size=4)
-    assert refreshes + FORWARD * -(-refreshes // 2) + beside <= share * steps + 1e-9
+    refreshes = affordable(fraction, steps, beside=beside, batch_size=4)
+    assert refreshes + FORWARD * -(-refreshes // 2) + beside <= fraction * steps + 1e-9
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"share": 0.05}, "share=0.05 of 200 steps affords"),
-        ({"share": 1.5}, "share"),
+        ({"fraction": 0.05}, "fraction=0.05 of 200 steps affords"),
+        ({"fraction": 1.5}, "fraction"),
         ({"steps": 0}, "steps"),
         ({"batch_size": 61}, "batch_size"),
         ({"protocol": "often"}, "protocol"),
@@ -307,7 +308,8 @@ def test_what_cannot_be_foreseen_is_refused_by_name(samples, change, words):
 def test_holds_that_keep_too_little_of_their_promise_are_said(z, said):
     """A parabola: over a hold of z its loss falls by 1 - z/2 of what its gradient promises."""
     x, start, slope = np.ones((40, 1)), jnp.zeros((1, 1)), 1.0
-    options = {"x_watched": x[:2], "y_watched": x[:2], "steps": 80, "batch_size": 20, "share": 0.5,
+    options = {"x_watched": x[:2], "y_watched": x[:2], "steps": 80, "batch_size": 20,
+               "fraction": 0.5,
                "key": jax.random.key(0), "loss": "squared_error"}  # fmt: skip
     stride = stale_gradient_forecast(
         linear, start, x, x, optimizer=optax.sgd(1e-3), **options

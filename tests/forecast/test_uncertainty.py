@@ -171,7 +171,7 @@ def test_what_the_network_says_is_what_dense_jacobians_say(decay, samples):
     lines = Linearizer(Problem.of(tanh, PARAMS, x, y))
     check = check_linearization(lines, training)
     assert check.samples == sampled(samples) == min(samples, 32)
-    assert check.share == check.samples / samples
+    assert check.fraction == check.samples / samples
     rows = np.sort(np.random.default_rng(0).permutation(samples)[: check.samples])
     part = lines if samples == check.samples else lines.take(rows)
     problem, path = part.problem, recur(part, training)
@@ -214,7 +214,7 @@ def test_a_part_that_diverges_is_given_up_for_the_whole():
     lines = Linearizer(Problem.of(linear, jnp.zeros((1, 1)), x, x, loss="squared_error"))
     # Curvature 100/40 of the whole, 100/32 of the part: a rate between their limits.
     check = check_linearization(lines, Descent.of(learning_rate=0.72, steps=6000))
-    assert (check.samples, check.share) == (40, 1.0)
+    assert (check.samples, check.fraction) == (40, 1.0)
     assert check.step > 0
     no_check = check_linearization(lines, Descent.of(learning_rate=100.0, steps=6000))
     assert (no_check.step, nobody.passes) == (-1, 0)
@@ -256,7 +256,7 @@ STEADY = 0.5 ** (np.arange(41) / 8)
     ],
 )  # fmt: skip
 def test_how_far_off_the_check_says_times_are(speed, loss, words):
-    heard = LinearizationCheck(9, speed, loss, samples=38, share=38 / 150)
+    heard = LinearizationCheck(9, speed, loss, samples=38, fraction=38 / 150)
     assert heard.passes == pytest.approx(2 * 38 / 150)
     found = trust_in_speeds(heard, STEADY)
     if words is None:

@@ -47,7 +47,7 @@ def test_agrees_with_the_brute_force_jacobian(n1, n2, options):
     wanted = oracles.kernel(network, weights(), x1, x2)
     found = empirical_ntk(network, weights(), x1, x2, mesh=four(), **options)
     close(found, reduced(wanted, options.get("output", "full")))
-    rows = n1 // 4 if n1 % 4 == 0 else n1  # JAX has no arrays of unequal shares
+    rows = n1 // 4 if n1 % 4 == 0 else n1  # JAX has no arrays of unequal fractions
     assert shards(found) == {(rows, *found.shape[1:])}
 
 

@@ -59,9 +59,9 @@ def test_alignment_components_and_separation():
     labels = jnp.array([0, 0, 0, 0, 1, 1, 1, 1])
     far = points + 100.0 * labels.reshape(8, 1, 1)
     result = class_separation(far, labels, classes=3)
-    assert float(result.between_share) > 0.99
+    assert float(result.between_fraction) > 0.99
     assert float(result.nearest_mean) == 1.0
-    per = class_separation(far, labels, classes=3, over="component").between_share
+    per = class_separation(far, labels, classes=3, over="component").between_fraction
     assert per.shape == (12,)
 
 
@@ -77,11 +77,11 @@ def test_bad_shapes():
         class_separation(jnp.ones((4, 2)), jnp.zeros(3, int), classes=2)
 
 
-def test_shares_and_means_do_not_depend_on_the_scale():
+def test_fractions_and_means_do_not_depend_on_the_scale():
     points, labels = jnp.array([[0.0], [0.1], [1.0], [1.1]]), jnp.array([0, 0, 1, 1])
     for scale in (1e-200, 1.0, 1e200):  # squares of these are no numbers
         found = class_separation(scale * points, labels, classes=2)
-        assert float(found.between_share) == pytest.approx(0.9901, abs=1e-4)
+        assert float(found.between_fraction) == pytest.approx(0.9901, abs=1e-4)
         assert float(found.nearest_mean) == 1.0
 
 

@@ -162,7 +162,7 @@ def test_the_command_foresees_and_verifies(folder):
     assert "of the training's gradients" in result.stdout
     written = json.loads((out / "prediction.json").read_text())
     assert (out / "prediction.png").stat().st_size > 10_000
-    assert written["forecast"]["share"] <= 0.2
+    assert written["forecast"]["fraction"] <= 0.2
     real = written["verified"]["loss"]
     drop = real[0] - real[-1]
     assert drop > 0.3

@@ -11,7 +11,7 @@ SMALL = Settings(data="wine", samples_per_class=4)
 
 
 @pytest.mark.slow
-def test_values_and_shares_are_those_of_the_kernel():
+def test_values_and_fractions_are_those_of_the_kernel():
     found = task_spectrum(SMALL)
     task = build_task(SMALL)
     x = jnp.asarray(task.x)
@@ -21,8 +21,8 @@ def test_values_and_shares_are_those_of_the_kernel():
     outputs = np.asarray(task.model.apply_fn(task.model.params, x), np.float64)
     softmax = np.exp(outputs - outputs.max(1, keepdims=True))
     residual = softmax / softmax.sum(1, keepdims=True) - np.eye(3)[task.y]
-    share = ((vectors.T @ residual.ravel()) ** 2)[::-1]
-    np.testing.assert_allclose(found.residual[:5], share[:5] / share.sum(), atol=1e-4)
+    fraction = ((vectors.T @ residual.ravel()) ** 2)[::-1]
+    np.testing.assert_allclose(found.residual[:5], fraction[:5] / fraction.sum(), atol=1e-4)
     assert found.residual.sum() == pytest.approx(1)
     assert found.labels.sum() == pytest.approx(1)
     assert found.head(1.0) == 36

@@ -30,7 +30,7 @@ from jaxttp.adapters.inputs import check_network, check_samples
 from jaxttp.dynamics._network import compile_network, promote_all
 from jaxttp.dynamics._trajectory import RelinearizedTrajectory as RelinearizedTrajectory
 from jaxttp.dynamics.batches import batch_indices
-from jaxttp.dynamics.optimizers import HeavyBall, linear_filter, same_program, start_shares
+from jaxttp.dynamics.optimizers import HeavyBall, linear_filter, same_program, start_fractions
 from jaxttp.dynamics.recursion import Linearization, Motion
 from jaxttp.dynamics.relinearize.controller import Controller
 from jaxttp.dynamics.relinearize.integrate import integrate
@@ -78,7 +78,7 @@ def relinearized_recursion(  # noqa: PLR0913
             has come a fraction (k/K)^1.8 of its length; the steps to build them at, the last being
             `steps`; or "auto": as many as `tolerance` asks for, where it asks for them.
         tolerance: for "auto", the largest change of the loss curve by the second-order correction
-            of one segment, as a share of the loss's drop. That is the error of FIRST order; the
+            of one segment, as a fraction of the loss's drop. That is the error of FIRST order; the
             corrected curve is better.
         max_rebuilds: for "auto", no more kernels than that after the first.
         batch_size: samples a step; all of them when None. The path is that of the very batches that
@@ -141,18 +141,20 @@ def relinearized_recursion(  # noqa: PLR0913
     batches = None
     if batch_size is not None:
         batches = batch_indices(key, len(f0), batch_size, steps, protocol=protocol)
-    shares = start_shares(optimizer)
-    decays = any(shares)  # an average of weights takes its part from the weights themselves
+    fractions = start_fractions(optimizer)
+    decays = any(fractions)  # an average of weights takes its part from the weights themselves
     if not isinstance(optimizer, HeavyBall):
         decays |= linear_filter(optimizer, params, steps=steps).weight_decay is not False
-    if accumulators and len(accumulators) != len(shares):
+    if accumulators and len(accumulators) != len(fractions):
         raise ValueError(
-            f"accumulators must hold one pytree for each of the optimizer's {len(shares)} "
+            f"accumulators must hold one pytree for each of the optimizer's {len(fractions)} "
             f"accumulators; got {len(accumulators)}."
         )
     begun = [
-        None if share == 0 else jax.tree.map(lambda w, s=share: (s * w).astype(w.dtype), params)
-        for share in shares
+        None
+        if fraction == 0
+        else jax.tree.map(lambda w, s=fraction: (s * w).astype(w.dtype), params)
+        for fraction in fractions
     ]
     kernel = check_finite_value("kernel", kernel_fn(params))
     # The optimizer acts on vectors (see `Motion`).

@@ -233,8 +233,8 @@ def _estimate(path: Record, is_end: np.ndarray) -> tuple[Array, Array, Array]:
 def _uncertainty(curve: Array, provisional: Array, is_end: Array) -> tuple[Array, Array]:
     change, drop = jnp.abs(curve - provisional), jnp.abs(curve[0] - curve[-1])
     least = jnp.maximum(jax.lax.cummin(curve), jnp.finfo(curve.dtype).tiny)
-    shares = jnp.cumsum(jnp.where(is_end, change / least, 0.0))
-    before = least * jnp.concatenate([jnp.zeros(1, curve.dtype), shares[:-1]])
+    fractions = jnp.cumsum(jnp.where(is_end, change / least, 0.0))
+    before = least * jnp.concatenate([jnp.zeros(1, curve.dtype), fractions[:-1]])
     segment = jnp.cumsum(is_end) - is_end  # the ends before each step
     local = jax.ops.segment_max(
         change, segment, num_segments=len(curve), indices_are_sorted=True

@@ -45,8 +45,8 @@ class Relinearized(Dynamics):
 
     def __post_init__(self) -> None:
         if self.rebuilds != "auto":
-            remedy = "It counts kernels after the first; 'auto' chooses."
-            check_integer("rebuilds", self.rebuilds, at_least=1, remedy=remedy)
+            hint = "It counts kernels after the first; 'auto' chooses."
+            check_integer("rebuilds", self.rebuilds, at_least=1, hint=hint)
         if self.tolerance is not None:
             check_number("tolerance", self.tolerance, above=0.0)
         check_integer("most", self.most, at_least=1)

@@ -48,11 +48,11 @@ class Law:
 
     Attributes:
         grid: times, evenly spaced in their logarithm, at which whole and halves are compared.
-        smooth: losses are averaged over this share of a time before and after it: batches make them
-            jump.
-        unsure: what the law adds to the logarithm of a time is off by about this share of it,
-        drawn: and the logarithm of a time by this share of what the two halves differ by, root mean
-            square, where the whole is much larger.
+        smooth: losses are averaged over this fraction of a time before and after it: batches make
+            them jump.
+        unsure: what the law adds to the logarithm of a time is off by about this fraction of it,
+        drawn: and the logarithm of a time by this fraction of what the two halves differ by, root
+            mean square, where the whole is much larger.
         far: from so many times the subset's steps on it is said by how many.
     """
 
@@ -73,7 +73,7 @@ class TimeScale(NamedTuple):
         at: step of the subset's path at which its loss is that of the whole (T + 1,), no larger
             than the step itself.
         slower: by how many times the whole is later than the subset, at its last step.
-        unsure: the expected error of a time as a share of it (T + 1,).
+        unsure: the expected error of a time as a fraction of it (T + 1,).
     """
 
     at: Float[np.ndarray, " t"]
@@ -257,8 +257,8 @@ class Scaled(Dynamics):
 
     def check_samples(self, count: int, descent: Descent) -> None:
         """Refuse fewer samples than are given, and halves that are smaller than a batch."""
-        remedy = f"{count} are given."
-        check_integer("total_samples", self.samples, at_least=count, remedy=remedy)
+        hint = f"{count} are given."
+        check_integer("total_samples", self.samples, at_least=count, hint=hint)
         if count // 2 < max(2, descent.batch_size or 1):
             raise ValueError(
                 f"total_samples is read off halves of the {count} given samples, which must have "
@@ -288,8 +288,8 @@ class Scaled(Dynamics):
             parts.append(lines.take(rows, np.setdiff1d(np.arange(count), rows)))
         found = [self.centre.follow(part, descent.full) for part in parts]
         whole, *halves = found if descent.batch_size is not None else (subset, *found)
-        shares = [part.problem.f0.shape[0] / count for part in parts]
-        lines.kernels += math.ceil(np.dot(shares, [part.kernels for part in parts]))
+        fractions = [part.problem.f0.shape[0] / count for part in parts]
+        lines.kernels += math.ceil(np.dot(fractions, [part.kernels for part in parts]))
         unseen = [half.test_loss for half in halves if half.test_loss is not None]
         scale = time_scale(
             np.asarray(whole.loss),
@@ -313,8 +313,9 @@ class Scaled(Dynamics):
             diverged=diverged,
             auxiliary=Growth(subset, scale, count),
             gradient_evaluations=subset.gradient_evaluations
-            + math.ceil(np.dot(shares, [one.gradient_evaluations for one in found])),
-            products=subset.products + math.ceil(np.dot(shares, [one.products for one in found])),
+            + math.ceil(np.dot(fractions, [one.gradient_evaluations for one in found])),
+            products=subset.products
+            + math.ceil(np.dot(fractions, [one.products for one in found])),
         )
 
     def rates(self, lines: Linearizer, descent: Descent) -> tuple[float, Rates | None]:

@@ -55,7 +55,7 @@ def read_rotary(config: Mapping[str, Any], width: int, length: int) -> Rotary:
     theta = asked.get("rope_theta", config.get("rope_theta", 10000.0))
     check_number("rope_theta", theta, above=0)
     kind = asked.get("rope_type", asked.get("type", "default"))
-    check_choice("rope_type", kind, KINDS, remedy="Others change the angles with the length.")
+    check_choice("rope_type", kind, KINDS, hint="Others change the angles with the length.")
     if asked.get("partial_rotary_factor", 1.0) != 1.0:
         raise ValueError("partial_rotary_factor: heads that turn in part are not supported.")
     frequencies = theta ** -(np.arange(0, width, 2) / width)
@@ -69,8 +69,8 @@ def _llama3(frequencies: np.ndarray, asked: Mapping[str, Any], length: int) -> n
         _number(asked, name) for name in ("factor", "low_freq_factor", "high_freq_factor")
     )
     turns = asked.get("original_max_position_embeddings", length) * frequencies / (2 * math.pi)
-    share = np.clip((turns - low) / (high - low), 0, 1)
-    return (1 - share) * frequencies / factor + share * frequencies
+    fraction = np.clip((turns - low) / (high - low), 0, 1)
+    return (1 - fraction) * frequencies / factor + fraction * frequencies
 
 
 def _number(asked: Mapping[str, Any], name: str) -> float:

@@ -318,7 +318,7 @@ class Encoder(nnx.Module):
     ):
         self.shape = shape
         self.kind = check_choice(
-            "head", head, ENCODER_HEADS, remedy="An encoder sees what it would have to predict; "
+            "head", head, ENCODER_HEADS, hint="An encoder sees what it would have to predict; "
             "next-token loss needs a decoder, such as GPT-2 or Llama.",
         )  # fmt: skip
         width = shape.width
