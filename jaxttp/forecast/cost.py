@@ -94,12 +94,10 @@ def fraction_of(operations: float, training: float) -> str:
         >>> fraction_of(1.0, 31.0), fraction_of(1500.0, 1.0), fraction_of(1.4, 1.0)
         ('1/31 of', '1,500 times', '1.4 times')
     """
-    fraction = operations / max(training, 1.0)
-    if fraction < 0.95:
-        return (
-            f"1/{1 / fraction:.2g} of" if fraction > 0.1 else f"1/{1 / max(fraction, 1e-12):.0f} of"
-        )
-    return f"{fraction:.2g} times" if fraction < 10 else f"{fraction:,.0f} times"
+    ratio = operations / max(training, 1.0)
+    if ratio < 0.95:
+        return f"1/{1 / ratio:.2g} of" if ratio > 0.1 else f"1/{1 / max(ratio, 1e-12):.0f} of"
+    return f"{ratio:.2g} times" if ratio < 10 else f"{ratio:,.0f} times"
 
 
 @dataclasses.dataclass(frozen=True)

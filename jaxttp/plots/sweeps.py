@@ -156,10 +156,10 @@ def plot_comparison(found: Comparison, *, title: str = "") -> Figure:
         axes.set_ylim(bottom=0)
     places = np.arange(len(found.names))
     speeds = [why.speed for why in found.explanations]
-    fractions = [why.alignment for why in found.explanations]
+    alignment = [why.alignment for why in found.explanations]
     right.barh(places - 0.19, speeds, 0.36, color=PREDICTED, label="speed")
     right.barh(
-        places + 0.19, fractions, 0.36, color=OTHER, label="labels along leading eigenvectors"
+        places + 0.19, alignment, 0.36, color=OTHER, label="labels along leading eigenvectors"
     )
     right.set_yticks(places, found.names)
     right.invert_yaxis()

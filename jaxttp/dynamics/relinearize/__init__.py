@@ -151,10 +151,8 @@ def relinearized_recursion(  # noqa: PLR0913
             f"accumulators; got {len(accumulators)}."
         )
     begun = [
-        None
-        if fraction == 0
-        else jax.tree.map(lambda w, s=fraction: (s * w).astype(w.dtype), params)
-        for fraction in fractions
+        None if part == 0 else jax.tree.map(lambda w, s=part: (s * w).astype(w.dtype), params)
+        for part in fractions
     ]
     kernel = check_finite_value("kernel", kernel_fn(params))
     # The optimizer acts on vectors (see `Motion`).

@@ -288,8 +288,8 @@ class Scaled(Dynamics):
             parts.append(lines.take(rows, np.setdiff1d(np.arange(count), rows)))
         found = [self.centre.follow(part, descent.full) for part in parts]
         whole, *halves = found if descent.batch_size is not None else (subset, *found)
-        fractions = [part.problem.f0.shape[0] / count for part in parts]
-        lines.kernels += math.ceil(np.dot(fractions, [part.kernels for part in parts]))
+        sizes = [part.problem.f0.shape[0] / count for part in parts]
+        lines.kernels += math.ceil(np.dot(sizes, [part.kernels for part in parts]))
         unseen = [half.test_loss for half in halves if half.test_loss is not None]
         scale = time_scale(
             np.asarray(whole.loss),
@@ -313,9 +313,8 @@ class Scaled(Dynamics):
             diverged=diverged,
             auxiliary=Growth(subset, scale, count),
             gradient_evaluations=subset.gradient_evaluations
-            + math.ceil(np.dot(fractions, [one.gradient_evaluations for one in found])),
-            products=subset.products
-            + math.ceil(np.dot(fractions, [one.products for one in found])),
+            + math.ceil(np.dot(sizes, [one.gradient_evaluations for one in found])),
+            products=subset.products + math.ceil(np.dot(sizes, [one.products for one in found])),
         )
 
     def rates(self, lines: Linearizer, descent: Descent) -> tuple[float, Rates | None]:
