@@ -60,8 +60,7 @@ class StepSettings(DataSettings):
         super().__post_init__()
         check_number("learning_rate", self.learning_rate, above=0.0)
         kind = check_choice("pseudoinverse", self.pseudoinverse, KINDS)
-        hint = f"pseudoinverse={kind!r} has no tolerance"
-        check_used("rtol", self.rtol, kind in FILTERS, hint)
+        check_used("rtol", self.rtol, kind in FILTERS, f"pseudoinverse={kind!r} has no tolerance")
         if self.rtol is not None:
             check_number("rtol", self.rtol, at_least=0, below=1)
 

@@ -257,8 +257,7 @@ class Scaled(Dynamics):
 
     def check_samples(self, count: int, descent: Descent) -> None:
         """Refuse fewer samples than are given, and halves that are smaller than a batch."""
-        hint = f"{count} are given."
-        check_integer("total_samples", self.samples, at_least=count, hint=hint)
+        check_integer("total_samples", self.samples, at_least=count, hint=f"{count} are given.")
         if count // 2 < max(2, descent.batch_size or 1):
             raise ValueError(
                 f"total_samples is read off halves of the {count} given samples, which must have "
