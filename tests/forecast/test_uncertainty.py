@@ -217,7 +217,7 @@ def test_a_part_that_diverges_is_given_up_for_the_whole():
     assert (check.samples, check.fraction) == (40, 1.0)
     assert check.step > 0
     no_check = check_linearization(lines, Descent.of(learning_rate=100.0, steps=6000))
-    assert (no_check.step, nobody.passes) == (-1, 0)
+    assert (no_check.step, no_check.passes) == (-1, 0)
 
 
 def test_a_network_whose_kernel_grows_says_so():
