@@ -109,7 +109,7 @@ BAD = [
     ([*SWEEP, "--learning-rates", "fast"], "learning_rates='fast' must be numbers"),
     ([*SWEEP, "--batch-sizes", "2.5"], ".*must be whole numbers"),
     ([*SWEEP, "--learning-rates", "1000", "--momenta", "0", "--no-seconds"],
-     "no setting gets to 10 % of the loss's drop: none is stable"),
+     "no setting gets to 10 % of the loss decrease left: none is stable"),
     ([*CONDITION, "--sweep", "depth", "--values", "a"], "values='a' must be numbers separated by"),
     ([*CONDITION, "--mesh", "2"], "mesh=2 does nothing here: network='linear' has none"),
     (["spectrum", "--data", "imagenet"], "data='imagenet'"),

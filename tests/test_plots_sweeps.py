@@ -50,7 +50,9 @@ def test_targets_of_a_sweep():
     heat, pareto, _ = found.plot(threshold=Target(0.5, "error")).axes
     assert heat.get_title() == "steps to error below 0.5"
     assert not any("below" in line.get_label() for line in pareto.get_lines())
-    assert found.plot(threshold=0.1).axes[0].get_title() == "steps to 10 % of the loss's drop"
+    assert (
+        found.plot(threshold=0.1).axes[0].get_title() == "steps to 10 % of the loss decrease left"
+    )
 
 
 @pytest.mark.parametrize(("goal", "reached"), [(1e-9, False), (5.0, True)])

@@ -165,7 +165,7 @@ def _predicted(
         relinearize=rebuilds,
     )  # fmt: skip
     return _reading(found.loss) | {
-        "stable": found.stable, "trust": found.trust, "cost": dataclasses.asdict(found.cost)
+        "stable": found.stable, "warnings": found.warnings, "cost": dataclasses.asdict(found.cost)
     }  # fmt: skip
 
 

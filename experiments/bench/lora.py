@@ -72,7 +72,7 @@ def held(task: Task, job: lora_tasks.Job, fraction: float) -> Row:
     path = np.interp(np.arange(task.steps + 1), found.at, found.held)
     curves = {"loss": found.loss, "path": path, "off": found.uncertainty}
     return {
-        "fraction": found.fraction, "diverged": found.diverged, "trust": found.trust,
+        "fraction": found.fraction, "diverged": found.diverged, "warnings": found.warnings,
         "rate_fraction": found.rate_fraction,
     } | {
         name: [round(float(value), 5) for value in curve[::EVERY]]
@@ -156,7 +156,7 @@ def table(rows: dict[str, Row], tasks: tuple[Task, ...]) -> str:
         "end",
         "time, forecast / real",
         "fraction",
-        "trust",
+        "warnings",
     )
     lines, judged = [head(titles)], {way: [] for way in WAYS}
     for task in tasks:
@@ -168,7 +168,7 @@ def table(rows: dict[str, Row], tasks: tuple[Task, ...]) -> str:
             if np.all(np.isfinite(found[way])):
                 judged[way].append(judge(found[way], real, task.steps))
         one = judge(found["held"], real, task.steps)
-        said = "left its path" if row["diverged"] else "yes" if row["trust"] is None else "±"
+        said = "left its path" if row["diverged"] else "yes" if row["warnings"] is None else "±"
         if row["rate_fraction"] < 1 and not row["diverged"]:
             said = f"at {row['rate_fraction']:g} of the rates"
         lines.append(line((

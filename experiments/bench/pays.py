@@ -198,11 +198,11 @@ def measure(settings: PaysSettings, name: str, title: str, steps: int) -> Row:
         seconds, cost = time.perf_counter() - begun, found.cost
         row["forecasts"][kind] = {
             "loss": np.asarray(found.loss, np.float64).tolist(), "stable": found.stable,
-            "fraction": cost.operations / cost.training_operations, "trust": found.trust,
+            "fraction": cost.operations / cost.training_operations, "warnings": found.warnings,
             "seconds": seconds - cost.compile_seconds, "compile": cost.compile_seconds,
         }  # fmt: skip
     row["forecasts"][TENTH] = {
-        "loss": power_law(loss).tolist(), "stable": True, "fraction": 0.1, "trust": None,
+        "loss": power_law(loss).tolist(), "stable": True, "fraction": 0.1, "warnings": None,
         "seconds": 0.1 * real.seconds, "compile": 0.0,
     }  # fmt: skip
     return row

@@ -123,7 +123,7 @@ def measure(run: Run, settings: TrustSettings) -> Row:
         )
         row["forecasts"][str(rebuilds)] = {
             "loss": np.asarray(found.loss).tolist() if found.stable else None,
-            "trust": found.trust, "kernels": found.cost.kernels,
+            "warnings": found.warnings, "kernels": found.cost.kernels,
         }  # fmt: skip
     return row
 
@@ -149,7 +149,7 @@ def report(rows: Iterable[Row]) -> str:
             if not some:
                 continue
             wrong = np.array([off(found["loss"], real) > WRONG for found, real in some], bool)
-            warned = np.array([found["trust"] is not None for found, _ in some], bool)
+            warned = np.array([found["warnings"] is not None for found, _ in some], bool)
             cells = []
             for part in (wrong, ~wrong):
                 fraction = f"{100 * warned[part].mean():.0f} %" if part.any() else "-"

@@ -1,4 +1,4 @@
-"""The tasks that `trust` is calibrated on, and those that its calibration is tested on.
+"""The tasks that `warnings` is calibrated on, and those that its calibration is tested on.
 
 Networks that were trained on something are fine-tuned on something else: convolutions with
 BatchNorm, an MLP, tokens under attention, the shipped ResNet; and a few start at random weights.

@@ -40,7 +40,9 @@ def gauss_newton(given: Given) -> None:
 def _print(console: Console, result: Any) -> None:
     say(console, result.description)
     rows = table("loss within", "forecast steps", "real steps")
-    times = {f"{100 * goal:g} % of its drop": pair for goal, pair in result.times().items()}
+    times = {
+        f"{100 * goal:g} % of the decrease left": pair for goal, pair in result.times().items()
+    }
     for words, pair in times.items():
         rows.add_row(words, *(str(time) if time >= 0 else "not reached" for time in pair))
     console.print(rows)

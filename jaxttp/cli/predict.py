@@ -36,7 +36,7 @@ def predict(given: Given) -> None:
                 sequence_length=given["sequence_length"], verify=verify, progress=report,
             )  # fmt: skip
     if text is not None:
-        problem = f"{result.found.trust}." if result.found.diverged else None
+        problem = f"{result.found.warnings}." if result.found.diverged else None
     else:
         stable, message = result.prediction.stable, result.prediction.message
         problem = None if stable else f"{message}; choose a smaller learning rate."
@@ -80,7 +80,7 @@ def _print(console: Console, result: Any) -> None:
         say(console, prediction.message)
     say(
         console,
-        prediction.trust and f"trust: {prediction.trust}",
+        prediction.warnings and f"warning: {prediction.warnings}",
         prediction.plan and f"plan: {prediction.plan}",
         f"the forecast cost {prediction.cost}",
     )

@@ -72,8 +72,8 @@ class WeightSpaceTrajectory(eqx.Module):
     plot, _repr_html_, __repr__ = RESULT
 
     @property
-    def trust(self) -> str | None:
-        """In words, how far to trust the forecast; None where the network confirms its end."""
+    def warnings(self) -> str | None:
+        """How far the forecast is off, where it is; None where the network's end agrees."""
         mismatch = float(self.mismatch)
         if mismatch <= CONFIRMED:
             return None
@@ -132,7 +132,7 @@ def weight_space(
         x_test: test samples (M, ...).
 
     Returns:
-        A `WeightSpaceTrajectory`, whose `trust` says how far to believe it.
+        A `WeightSpaceTrajectory`, whose `warnings` says how far to believe it.
 
     Raises:
         ValueError: bad labels, steps, batch size or protocol; a batch size without a key; an

@@ -26,7 +26,7 @@ from jaxttp.dynamics.batches import check_batches
 from jaxttp.forecast.methods.base import Linearizer
 from jaxttp.forecast.options import Keywords, check_tokens, choose_kernel, refuse_mesh
 from jaxttp.forecast.problem import Candidate, Problem, check_candidates, problem_of
-from jaxttp.forecast.sweep import SweepPlan, forecast_leaders, screen, with_trust
+from jaxttp.forecast.sweep import SweepPlan, forecast_leaders, screen, with_warnings
 from jaxttp.forecast.sweep_result import Sweep
 from jaxttp.forecast.training_setup import Hyperparameters
 from jaxttp.forecast.wall_clock import readable_time
@@ -96,12 +96,12 @@ class Comparison:
                 f"{why.speed:.2g}, {why.alignment:.0%} leading, condition "
                 f"{why.condition_number:.2g}"
             )
-            if sweep.trust.get(i) is not None:
-                lines.append(wrapped(f"    trust: {sweep.trust[i]}", 11))
+            if sweep.warnings.get(i) is not None:
+                lines.append(wrapped(f"    warning: {sweep.warnings[i]}", 11))
         words = (
             "speed: fraction of the fastest descent that the labels get; leading: fraction of "
             "their gradient along the 10 leading eigenvectors",
-            f"by count this cost {sweep.trainings:.2g} trainings of one start",
+            f"cost: the FLOPs of {sweep.trainings:.2g} training runs of one start",
         )
         return "\n".join([*lines, *(wrapped(f"  {line}", 2) for line in words)])
 
@@ -221,7 +221,7 @@ def compare(  # noqa: PLR0913
         result = forecast_leaders(screen(lines, plan), lines, plan, relinearize=relinearize)
         followed = [i for i in result.relinearized if result.stable[i]]
         best = min(followed or range(len(choices)), key=lambda i: _rank(result, i))
-        result = with_trust(result, lines, plan, (best,))
+        result = with_warnings(result, lines, plan, (best,))
         seconds = _step_seconds(problem, setting) if time_steps else np.nan
         ranks[name] = _rank(result, best)
         rows[name], reasons[name] = (result, best, seconds), _explain(lines.first, problem)
@@ -245,7 +245,7 @@ def _joined(rows: list[tuple[Sweep, int, float]], targets: tuple[Target, ...]) -
         stacked("loss"), stacked("error"), stacked("stable"), stacked("max_learning_rate"),
         targets, step_seconds=None if np.isnan(seconds[0]) else seconds,
         forecasts=followed, relinearized=tuple(followed),
-        trust={k: result.trust[i] for k, (result, i, _) in enumerate(rows)},
+        warnings={k: result.warnings[i] for k, (result, i, _) in enumerate(rows)},
         trainings=sum(result.trainings or 0.0 for result, _, _ in rows),
     )  # fmt: skip
 

@@ -92,11 +92,11 @@ def fraction_of(operations: float, training: float) -> str:
 
     Example:
         >>> fraction_of(1.0, 31.0), fraction_of(1500.0, 1.0), fraction_of(1.4, 1.0)
-        ('1/31 of', '1,500 times', '1.4 times')
+        ('3.2 % of', '1,500 times', '1.4 times')
     """
     ratio = operations / max(training, 1.0)
     if ratio < 0.95:
-        return f"1/{1 / ratio:.2g} of" if ratio > 0.1 else f"1/{1 / max(ratio, 1e-12):.0f} of"
+        return f"{100 * ratio:.2g} % of"
     return f"{ratio:.2g} times" if ratio < 10 else f"{ratio:,.0f} times"
 
 
@@ -192,7 +192,7 @@ class ForecastPlan:
 
     def __str__(self) -> str:
         cost, allowed = (fraction_of(n, self.training) for n in (self.operations, self.budget))
-        words = f"{_words(self.dynamics, self.kernel)}: at most {cost} the training by count"
+        words = f"{_words(self.dynamics, self.kernel)}: at most {cost} the training's FLOPs"
         if isinstance(_center(self.dynamics), Linear):
             words += "; the network is linear in its trained weights, so that it is never rebuilt"
         elif not is_rebuilt(self.dynamics):  # else the forecast estimates its own error

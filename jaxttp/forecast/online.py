@@ -88,7 +88,7 @@ class OnlineForecast:
         goals += [(target.words(), step) for target, step in self.targets.items()]
         for goal, step in goals:
             when = f"step {step}" if step >= 0 else ("not reached" if self.stable else "diverges")
-            lines.append(f"  {goal:<26} {when:>12}")
+            lines.append(f"  {goal:<31} {when:>12}")
         lines.append(
             f"  loss   {self.loss[0]:.4g} -> {self.loss[-1]:.4g} "
             f"(before training: {self.open_loop[-1]:.4g})"

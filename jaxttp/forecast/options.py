@@ -273,11 +273,11 @@ def check_processes(x: Any, kernel: KernelEstimator) -> None:
 
 
 def check_level(level: float | None, way: Dynamics, kernel: KernelEstimator) -> float:
-    """The share that bands hold, where there are bands."""
+    """The fraction that bands hold, where there are bands."""
     sketched = isinstance(kernel, Sketched) and kernel.sketch_dim > 1 and way.kernels
     hint = (
-        "it is the share that bands hold, which are those of dynamics='sde' and, unless in weight "
-        "space, of a sketch_dim above 1"
+        "it is the fraction that bands hold: those of dynamics='sde' and, unless in weight space, "
+        "of a sketch_dim above 1"
     )
     check_used("level", level, way.name == "sde" or sketched, hint)
     found = KNOWN.level if level is None else level

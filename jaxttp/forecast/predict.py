@@ -60,151 +60,98 @@ def predict_training_time(  # noqa: PLR0913
     batch_size: int | None = None,
     optimizer: optax.GradientTransformation | None = None,
     steps: int = 150,
-    total_samples: int | None = None,
-    thresholds: Sequence[float] | None = None,
     target_loss: Values = None,
+    key: Array | None = None,
+    # What is read off the curves
     target_error: Values = None,
     target_test_loss: Values = None,
     target_test_error: Values = None,
-    dynamics: str | Dynamics = "auto",
-    relinearize: int | str = "auto",
-    tolerance: float | None = None,
-    sketch_dim: int | None = None,
-    kernel: KernelEstimator | None = None,
-    budget: float | str = "auto",
-    key: Array | None = None,
+    x_test: Any = None,
+    y_test: Any = None,
+    thresholds: Sequence[float] | None = None,
     rule: str | Rule = "relative",
     metric: str = "loss",
     smooth: int = 1,
     window: int | None = None,
+    # Method
+    dynamics: str | Dynamics = "auto",
+    relinearize: int | str = "auto",
+    budget: float | str = "auto",
+    tolerance: float | None = None,
+    trainable: Any = None,
+    total_samples: int | None = None,
     protocol: str | None = None,
-    x_test: Any = None,
-    y_test: Any = None,
     noise: str | None = None,
     paths: int | None = None,
     level: float | None = None,
-    trainable: Any = None,
+    # Kernel
+    kernel: KernelEstimator | None = None,
+    sketch_dim: int | None = None,
     kernel_batch_size: int | None = None,
     max_bytes: int | None = None,
     mesh: Any = None,
     progress: Progress | None = None,
 ) -> Prediction:
-    """How many steps will training take? No update of the network's weights is evaluated.
+    """The loss curve of a training run and its training times, without training.
 
-    The network is linearised in its weights, so that its outputs on the training samples follow
-    from its kernel Theta = J J^T alone (see `jaxttp.dynamics`); the kernel is rebuilt along the
-    predicted path, as often as it takes, and the predicted loss curve is read off.
+    The network is linearized in its weights. Its outputs then follow from the kernel
+    Theta = J J^T, which is rebuilt along the predicted path. The guide "Options of a forecast"
+    explains every argument.
 
     Args:
-        apply_fn: ``(params, x) -> outputs (N, C)``, in evaluation mode: row i depends on sample i
-            alone. `from_nnx`, `from_linen`, `from_equinox`, `from_keras` and `from_torch` make it
-            from a module. Logits of tokens (N, T, V) are flattened to C = T V.
-        params: pytree of floating-point arrays, the weights before training; those in bfloat16 or
-            float16 are promoted to float32, and `Prediction.notes` says so.
-        x: training samples (N, ...): an array, or a pytree of arrays with N rows each, such as the
-            ids and masks of a tokenizer, which `apply_fn` is given as it is. Of a pipeline of
-            batches, `jaxttp.draw_samples` draws some. Of several processes each may bring some of
-            the rows (`jax.make_array_from_process_local_data`), with a `kernel` that has a mesh.
-        y: integer labels (N,) or targets (N, C); with `jaxttp.weighted`, weights and masks. For
-            logits of tokens labels (N, T), -100 for what does not count; for one label a sequence,
-            or where N T V is above some thousands, see `jaxttp.losses.tokens`.
-        loss: "cross_entropy", "squared_error", "binary_cross_entropy" (binary or multi-label) or a
-            `Loss`; the mean over the batch. The squared error is half the sum over outputs of
-            (f - y)^2: for a network trained on mean((f - y)**2) over C outputs at a rate r, give
-            learning_rate = 2 r / C, and r / C for a binary cross-entropy with a mean over outputs,
-            which is a sum here. Of such a mean as a goal, `target_loss` is C / 2 times, and C
-            times.
-        learning_rate: eta > 0 of gradient descent. Give either this or `optimizer`.
+        apply_fn: ``(params, x) -> outputs (N, C)`` in evaluation mode; row i depends on sample i
+            alone. `from_nnx`, `from_linen`, `from_equinox`, `from_keras`, `from_torch` make one.
+        params: pytree of floating-point arrays, the weights before training.
+        x: training samples (N, ...), an array or a pytree of arrays.
+        y: integer labels (N,) or targets (N, C); `jaxttp.weighted` adds weights and masks.
+        loss: "cross_entropy", "squared_error" (half the sum of squares over outputs),
+            "binary_cross_entropy" or a `Loss`; the mean over samples.
+        learning_rate: eta > 0 of gradient descent. Give this or `optimizer`.
         momentum: heavy-ball momentum in [0, 1), with `learning_rate`.
         batch_size: samples a step; all of them when None.
-        optimizer: any optax transformation, in place of `learning_rate`: linear ones (momentum,
-            Nesterov, schedules, decoupled weight decay) are followed by kernels, others (Adam,
-            AdamW, clipping) simulated in the linearised network's weights.
-        steps: the horizon T.
-        total_samples: how many samples training will see, where `x` and `y` are only some of them,
-            drawn at random: those are followed whole and in halves, and how much later the whole
-            comes to a loss than its halves says how much later all of them do, see
-            `jaxttp.forecast.Scaled`. For any loss, with mini-batches and schedules; when None those
-            of `x`.
-        thresholds: the epsilons, fractions in (0, 1) for the rule "relative"; 0.01, 0.1 and 0.4
-            when None.
-        target_loss: losses on the training samples to get below, one or several, each above 0: when
-            they are reached is in `Prediction.targets`, beside the thresholds' times.
-        target_error: the same of errors, each in (0, 1].
+        optimizer: an optax transformation. Kernels follow linear ones (momentum, Nesterov,
+            schedules, decoupled decay); others (Adam, clipping) run in the linearized network.
+        steps: the horizon T, in steps.
+        target_loss: losses to get below; their times are in `Prediction.targets`.
+        key: a `jax.random.key`, needed with `batch_size` and `sketch_dim`.
+        target_error: errors to get below, each in (0, 1].
         target_test_loss: as `target_loss`, on the test samples.
         target_test_error: as `target_error`, on the test samples.
-        dynamics: "recursion" (step for step, exact for a linear network), "ode" (gradient flow,
-            momentum by the effective learning rate eta/(1 - m)), "closed_form" (the same for
-            squared error, exactly), "sde" (mini-batch noise as an SDE: medians and bands of many
-            paths; linear optimisers without weight decay, schedules and momentum step by step),
-            "weight_space" (the linearised network under any optimiser) or "auto", which is
-            "recursion", or "weight_space" for an optimiser that is not linear (Adam). Or a value
-            such as ``Noisy(centre=Relinearized(4))``, which takes the place of the keywords
-            relinearize, tolerance, noise and paths.
-        relinearize: kernels built after the first, placed by the library along the predicted path
-            (second order); "auto" for as many as `tolerance` asks for and `budget` allows; 0 for
-            one kernel alone, which costs the least and tells the least. With mini-batches the path
-            is that of the very batches. With "recursion" or, for its centre, "sde"; the others
-            follow one kernel, and "auto" asks for no more. A network that is linear in its
-            trained weights, such as a last layer on a frozen trunk, is never rebuilt.
-        tolerance: for relinearize="auto", see `relinearized_recursion`; when None 0.02 up to 300
-            steps, beyond in proportion less.
-        sketch_dim: width of a random projection of the Jacobian (CountSketch) that stands for the
-            exact kernel, see `sketch_jacobian`; its error falls as 1/sqrt(sketch_dim), is estimated
-            by leaving out parts of the projection, and widens the bands. Below N C / 2 the kernel
-            is never formed, which is the way to thousands of samples.
-        kernel: how kernels are computed, such as ``jaxttp.ntk.Sketched(4096, key)``, in place of
-            the keywords that name it.
-        budget: what the forecast may cost, as a fraction of the predicted training run, both
-            counted in operations: within it the kernel (exact or sketched) and the number of
-            rebuilds are chosen that make the expected error least, where `sketch_dim`, `kernel`,
-            `max_bytes` or `relinearize` do not say them. "auto" is a tenth, and no less than 4.5e12
-            operations, a minute or two of a laptop. `Prediction.plan` says what was chosen, see
-            `jaxttp.forecast.cost`.
-        key: a `jax.random.key`, needed with `batch_size` and with `sketch_dim`.
-        rule: the definition of training time, see `training_time`; or a `Rule`, which takes the
-            place of thresholds, metric, smooth and window.
-        metric: which curve it is read off, "loss" or "error"; see `Prediction.read` for others of
-            the same forecast.
-        smooth: steps over which that curve is averaged first, see `smooth_curve`.
-        window: steps of the rule "plateau".
-        protocol: how batches are drawn, with `batch_size`: "epochs" (when None), "independent" or
-            "replacement", see `jaxttp.dynamics.batch_indices`.
-        x_test: test samples (M, ...), whose loss and error are forecast too. Give
-            `y_test` with them.
+        x_test: test samples (M, ...), whose loss and error are forecast too.
         y_test: their labels (M,) or targets (M, C).
-        noise: for "sde", the noise model of `jaxttp.dynamics.diffusion`; "full" when None.
-        paths: for "sde", how many paths; 32 when None.
-        level: for "sde", and with `sketch_dim`, the share that the bands are to hold, in (0, 1):
-            of real runs, of other projections, or of both; 0.9 when None. With
-            `relinearize` they lie around the re-linearised full-batch forecast, leave room for its
-            error, and are calibrated (see experiments/bench); around a single kernel's forecast
-            they hold the noise alone.
-        trainable: which parameters train, as in `empirical_ntk`; all of them when None.
-        kernel_batch_size: samples a tile of the kernel; chosen from `max_bytes` when None.
-        max_bytes: bound on the exact kernel's working memory, in bytes.
-        mesh: a `jax.sharding.Mesh` over whose devices kernels are sharded, whichever are chosen; a
-            `kernel` that is given has one of its own. Not for dynamics="closed_form" and "sde",
-            which decompose the kernel, nor for "weight_space", which has none.
-        progress: called with (stage, done, total); a large kernel reports its tiles.
+        thresholds: fractions of the loss decrease that are left; 0.01, 0.1 and 0.4 when None.
+        rule: definition of the training time, see `training_time`; or a `Rule`.
+        metric: the curve that thresholds read, "loss" or "error".
+        smooth: steps over which that curve is averaged.
+        window: steps of "plateau".
+        dynamics: "recursion" (step by step), "ode", "closed_form", "sde", "weight_space", "auto" or
+            a `Dynamics` such as ``Noisy(centre=Relinearized(4))``.
+        relinearize: kernels built after the first; "auto" within `tolerance` and `budget`; 0 for
+            one kernel.
+        budget: FLOPs of the forecast as a fraction of the training's; "auto" for 0.1, and at least
+            4.5e12 FLOPs; ``inf`` for no bound.
+        tolerance: accuracy that relinearize="auto" aims at, see `relinearized_recursion`.
+        trainable: parameters that train, as in `empirical_ntk`; all of them when None.
+        total_samples: samples of the training run, where `x` is a random part of them.
+        protocol: how batches are drawn: "epochs", "independent" or "replacement".
+        noise: model for "sde", see `jaxttp.dynamics.diffusion`.
+        paths: paths for "sde"; 32 when None.
+        level: fraction that bands hold, in (0, 1), for "sde" and `sketch_dim`; 0.9 when None.
+        kernel: how kernels are computed, such as ``jaxttp.ntk.Sketched(4096, key)``.
+        sketch_dim: width of a random projection of the Jacobian in place of the exact kernel.
+        kernel_batch_size: samples a chunk.
+        max_bytes: bound on the kernel's working memory.
+        mesh: devices over which kernels are sharded.
+        progress: called with (stage, done, total).
 
     Returns:
-        A `Prediction`. A forecast that is not stable is no exception: `stable` is False, `steps`
-        are -1, the curves are finite (held at the last representable value), and `message` says
-        why. With rebuilt kernels, the default, the predicted loss judges: a rate above
-        `max_learning_rate` at which it converges is stable, and `message` says by how much and
-        until when the rate is above. With one kernel a rate above the limit, be it for one step of
-        a schedule, is not stable.
+        A `Prediction`. Where the forecast is unstable, `stable` is False, `steps` are -1, curves
+        stay finite and `message` gives the reason.
 
     Raises:
-        ValueError: neither or both of `learning_rate` and `optimizer`; a batch size without a key;
-            rates, momentum, thresholds, targets, steps out of range; test targets without `x_test`;
-            labels out of range; mismatched lengths; non-finite data or parameters; gradients that
-            are not finite before training, with the first such sample and parameter; an `apply_fn`
-            that returns no (N, C), or whose outputs depend on the other samples of the batch, or
-            are coarser than float32; options that do not go together or would do nothing; an
-            optimiser that is not linear where the dynamics need one. Options are looked at before
-            `apply_fn` is called.
+        ValueError: an argument is out of range, does not fit another one or would have no effect;
+            data, parameters or gradients are not finite; outputs are not (N, C), or depend on other
+            samples.
         TypeError: modules or tensors in place of functions and parameters.
 
     Example:
@@ -217,9 +164,8 @@ def predict_training_time(  # noqa: PLR0913
         (True, True)
 
     Source:
-        TTP Algorithm 1, with the exact recursion in place of the ODE and of the effective learning
-        rate, an exact kernel in place of random projections, and kernels rebuilt along the path;
-        with relinearize=0 one kernel, as there.
+        TTP Algorithm 1, with the exact recursion in place of the ODE, an exact kernel in place of
+        random projections, and kernels rebuilt along the path.
     """
     keywords = Keywords(dynamics, relinearize, tolerance, noise, paths).check()
     descent = Descent.of(
@@ -284,7 +230,7 @@ def forecast_training(
         kernel: how kernels are computed; exactly when None.
         rule: how training times are read; as `Rule()` when None.
         targets: losses and errors to get below, read off the same curves.
-        level: the share that bands hold, in (0, 1), where there are bands.
+        level: the fraction that bands hold, in (0, 1), where there are bands.
         progress: called with (stage, done, total).
 
     Returns:
@@ -344,7 +290,7 @@ def forecast_along(
         way: how its path is followed.
         rule: how times are read.
         targets: losses and errors to get below.
-        level: the share that bands hold.
+        level: the fraction that bands hold.
         asks_limit: whether the largest stable rate is wanted, which takes a kernel.
     """
     problem, kernel = lines.problem, lines.estimator
@@ -353,7 +299,7 @@ def forecast_along(
         limit, rates = way.rates(lines, descent) if asks_limit else (math.inf, None)
         stable = way.is_stable(path, rates, descent)
         sketched = _without_parts(lines, descent) if way.kernels else None
-        trust, doubted_from = way.doubt(path, rule.about(targets)) or (None, None)
+        warnings, doubted_from = way.doubt(path, rule.about(targets)) or (None, None)
         sure = {
             "stable": stable, "level": level, "sketched": sketched, "doubted_from": doubted_from
         }  # fmt: skip
@@ -382,7 +328,7 @@ def forecast_along(
         steps_band=times.bands,
         test_loss=path.test_loss,
         test_error=path.test_error,
-        trust=trust,
+        warnings=warnings,
         rates=rates,
         metric=rule.metric,
         targets=on_targets.steps,

@@ -52,8 +52,8 @@ class Cost:
         passes = self.gradient_evaluations
         return (
             f"{kernels}, {passes} gradient evaluation{'' if passes == 1 else 's'}, "
-            f"{self.seconds:.2f} s + {self.compile_seconds:.2f} s to compile; by count "
-            f"{fraction_of(self.operations, self.training_operations)} the training"
+            f"{self.seconds:.2f} s + {self.compile_seconds:.2f} s of compilation; "
+            f"{fraction_of(self.operations, self.training_operations)} the training's FLOPs"
         )
 
 
@@ -93,17 +93,17 @@ class Prediction:
         steps_band: the same for every training time, where it is stable.
         test_loss: predicted loss on the test samples (T + 1,), where they were given.
         test_error: predicted error on the test samples (T + 1,), where they were given.
-        trust: how far the forecast can be trusted, where there is doubt; None otherwise. With one
-            kernel it compares how fast the network learns, and its loss, at two of the weights that
-            are predicted for a quarter of the samples; re-linearised paths go by their estimated
-            error, "weight_space" always says something.
+        warnings: how far the forecast can be trusted, where there is doubt; None otherwise. With
+            one kernel it compares how fast the network learns, and its loss, at two of the weights
+            that are predicted for a quarter of the samples; re-linearised paths go by their
+            estimated error, "weight_space" always says something.
         rates: the learning rate of every step (or one for all), and its fraction of the limit.
         targets: the step at which every target is reached, -1 for never; empty where none was
             asked for. See `reach` for others of the same forecast.
         targets_uncertainty: as `steps_uncertainty`, for targets on the training samples; a time of
             the error may be off by as much as that of the loss of that step.
         targets_band: as `steps_band`, for targets on the training samples.
-        doubted_from: the step from which on `trust` doubts the forecast without saying by how
+        doubted_from: the step from which on `warnings` doubts the forecast without saying by how
             much: times after it have no uncertainty and no band. None for never.
         frozen_from: the step whose kernel is frozen from there on, because the path stays beyond
             the edge of stability; None for never.
@@ -132,7 +132,7 @@ class Prediction:
     steps_band: Mapping[float, tuple[int, int]] | None = None
     test_loss: Float[Array, " t"] | None = None
     test_error: Float[Array, " t"] | None = None
-    trust: str | None = None
+    warnings: str | None = None
     rates: Rates | None = None
     metric: str = "loss"
     targets: Mapping[Target, int] = dataclasses.field(default_factory=dict)
@@ -231,7 +231,7 @@ class Prediction:
         return stability_message(self.loss, self.rates, stable=self.stable, batch_size=batch_size)
 
     def _is_doubted(self, step: int) -> bool:
-        """Whether `trust` doubts what is at a step without saying by how much."""
+        """Whether `warnings` doubts what is at a step without saying by how much."""
         return self.doubted_from is not None and not 0 <= step <= self.doubted_from
 
     @property
@@ -268,14 +268,16 @@ class Prediction:
         total = self.hyperparameters.get("total_samples")
         drawn += f", for {total:,} samples, read off {self.outputs.shape[1]:,}" if total else ""
         lines = [f"Training-time forecast: {self.horizon} steps, dynamics {self.dynamics!r}{drawn}"]
+        if self.warnings is not None:
+            lines.append(wrapped(f"  warning: {self.warnings}", 4))
         for threshold, step in self.steps.items():
             goal = goal_words(threshold, self.rule, self.metric)
             off = None if self.steps_uncertainty is None else self.steps_uncertainty.get(threshold)
             band = None if self.steps_band is None else self.steps_band.get(threshold)
-            lines.append(f"  {goal:<26} {self._when(step, off, band)}")
+            lines.append(f"  {goal:<31} {self._when(step, off, band)}")
         for target, step in self.targets.items():
             off, band = self.targets_uncertainty.get(target), self.targets_band.get(target)
-            lines.append(f"  {target.words():<26} {self._when(step, off, band)}")
+            lines.append(f"  {target.words():<31} {self._when(step, off, band)}")
         first, last = float(self.loss[0]), float(self.loss[-1])
         lines.append(f"  loss   {first:.4g} -> {last:.4g}{self.end_in_doubt}{self.scale}")
         lines.append(f"  error  {float(self.error[0]):.4g} -> {float(self.error[-1]):.4g}")
@@ -285,8 +287,6 @@ class Prediction:
             if self.stable:
                 lines.append(wrapped(f"  {self.early_stopping()}", 4))
         lines.append(wrapped(f"  {self.message}", 4))
-        if self.trust is not None:
-            lines.append(wrapped(f"  trust  {self.trust}", 9))
         if self.plan is not None:
             lines.append(wrapped(f"  plan   {self.plan}", 9))
         lines.append(f"  cost   {self.cost}")

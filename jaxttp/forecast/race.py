@@ -77,7 +77,7 @@ class Race:
         times: steps to the goal (S,), -1 where it was not seen there.
         losses: on all training samples, for every setting wherever they were looked at.
         at: the steps at which they were, for every setting.
-        trainings: what was spent, in trainings of one setting, by count.
+        trainings: FLOPs that were spent, in training runs of one setting.
         params: all parameters of the first one, as they were there: at the goal, or where there is
             none or it was not reached, at the lowest loss of the last rung's end. None where
             nothing stayed finite.
@@ -203,8 +203,7 @@ class Race:
             lines.append(f"  {len(self.settings) - SHOWN} more in rows()")
         if self.starts:
             lines.append(wrapped(f"  starting points: {', '.join(self.order)}", 2))
-        cost = f"{self.trainings:.2g} trainings; training all would be {len(self.settings)}"
-        lines.append(f"  by count this cost {cost}")
+        lines.append(f"  cost: FLOPs of {self.trainings:.2g} of {len(self.settings)} training runs")
         lines.append(wrapped(f"  {self.advice}", 2))
         if self.notes:
             lines.append(wrapped(f"  trained with: {', '.join(self.notes)}", 2))

@@ -147,13 +147,13 @@ class StaleGradientForecast:
             + (f" ± {self.uncertainty[-1]:.2g}" if self.is_bounded else ""),
         ]
         way = "drop" if self.loss[-1] <= self.loss[0] else "rise"
-        never = "never" if self.is_bounded else "not reached, see trust"
+        never = "never" if self.is_bounded else "not reached, see warnings"
         lines += [
             f"  within {100 * threshold:g} % of the {way}: " + (f"step {t}" if t >= 0 else never)
             for threshold, t in times.items()
         ]
-        if self.trust is not None:
-            lines.append(wrapped(f"  trust: {self.trust}", 4))
+        if self.warnings is not None:
+            lines.append(wrapped(f"  warning: {self.warnings}", 4))
         return "\n".join(lines)
 
     @property
@@ -165,14 +165,14 @@ class StaleGradientForecast:
     def is_bounded(self) -> bool:
         """Whether `uncertainty` is all that is in doubt.
 
-        Not where the path was left, or gradients were reused for too long: then `trust` doubts the
-        loss without saying by how much, and no range is printed.
+        Not where the path was left, or gradients were reused for too long: then `warnings` doubts
+        the loss without saying by how much, and no range is printed.
         """
         return not self.diverged and self.kept >= BY.coarse
 
     @property
-    def trust(self) -> str | None:
-        """In words, how far to trust it; None where the correction is small."""
+    def warnings(self) -> str | None:
+        """A reliability warning; None where the correction is small."""
         if self.diverged:
             return (
                 "stale gradients left the path: this training's steps are too long "
@@ -185,7 +185,7 @@ class StaleGradientForecast:
             return (
                 f"these rates are too high for gradients that are {self.stride:.2g} steps old; "
                 f"followed at {self.rate_fraction:g} of them, known to ± {100 * off:.2g} % of "
-                "the loss's drop; that the training itself is stable at them is not known"
+                "the loss decrease; that the training itself is stable at them is not known"
             )
         if self.kept < BY.coarse:
             return (
@@ -195,7 +195,7 @@ class StaleGradientForecast:
             )
         if off < 0.05:
             return None
-        return f"known to ± {100 * off:.2g} % of the loss's drop, by the noise of few batches"
+        return f"known to ± {100 * off:.2g} % of the loss decrease, by the noise of few batches"
 
     @property
     def stride(self) -> float:
@@ -862,7 +862,7 @@ def affordable(
         steps: T.
         beside: what the points of the curve cost, in gradients of a batch.
         batch_size: B, for the words.
-        name: what the words call the share.
+        name: of the fraction in messages.
 
     Returns:
         K.

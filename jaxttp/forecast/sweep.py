@@ -41,7 +41,7 @@ from jaxttp.forecast.problem import Problem
 from jaxttp.forecast.stability import rises
 from jaxttp.forecast.sweep_result import FEW, FIRST, Sweep, held_to
 from jaxttp.forecast.training_setup import Descent, Hyperparameters, check_descent, check_settings
-from jaxttp.forecast.uncertainty import trust_in_speeds
+from jaxttp.forecast.uncertainty import speed_warning
 from jaxttp.losses import Loss, get_loss
 from jaxttp.losses.rule import TRAIN_CURVES, Rule, Target, Values, check_targets, targets_of
 from jaxttp.ntk.estimators import KernelEstimator
@@ -163,7 +163,7 @@ def sweep(  # noqa: PLR0913
     check_tokens(problem, estimator)
     lines = Linearizer(problem, estimator)
     result = forecast_leaders(screen(lines, plan), lines, plan, relinearize=relinearize)
-    return with_trust(result, lines, plan, result.shown())
+    return with_warnings(result, lines, plan, result.shown())
 
 
 def sweep_kernel(
@@ -435,7 +435,7 @@ def forecast_leaders(
 
     Returns:
         A `Sweep` whose `relinearized` names the settings that were followed. Their times, curves,
-        verdicts and trust are those of rebuilt kernels.
+        verdicts and warnings are those of rebuilt kernels.
     """
     keywords, result = Keywords(relinearize=relinearize), screened
     most = len(screened.settings) if len(screened.settings) <= FEW else MOST
@@ -502,14 +502,14 @@ def _higher(result: Sweep, leader: int, *, beyond: float = 3.0) -> int | None:
     return min(higher, key=lambda i: result.settings[i].learning_rate, default=None)
 
 
-def with_trust(result: Sweep, lines: Linearizer, plan: SweepPlan, settings: Iterable[int]) -> Sweep:
-    """The same sweep, with `Sweep.trust` for some settings: a pass through the network or two each.
+def with_warnings(result: Sweep, lines: Linearizer, plan: SweepPlan, rows: Iterable[int]) -> Sweep:
+    """The same sweep, with `Sweep.warnings` of some settings: one or two passes each.
 
     Those that were forecast by themselves have said it already.
     """
-    trust = dict(result.trust)
-    for i in sorted(set(settings) - set(trust)):
+    warnings = dict(result.warnings)
+    for i in sorted(set(rows) - set(warnings)):
         one = plan.settings[i]
         check = Recursion().check_linearization(lines.centered(), plan.descent(one))
-        trust[i] = trust_in_speeds(check, result.loss[i, : one.steps + 1])
-    return dataclasses.replace(result, trust=trust)
+        warnings[i] = speed_warning(check, result.loss[i, : one.steps + 1])
+    return dataclasses.replace(result, warnings=warnings)

@@ -60,10 +60,10 @@ class Sweep:
         forecasts: of the settings that were forecast by themselves.
         relinearized: those of them that were forecast again along rebuilt kernels, in the order in
             which they were; the others' times are those of the first kernel.
-        trust: what the network says of the settings that are shown first, where it was asked (by
-            `sweep`): a sentence as `Prediction.trust`, or None where there is no doubt. Settings
+        warnings: what the network says of the settings that are shown first, where it was asked (by
+            `sweep`): a sentence as `Prediction.warnings`, or None where there is no doubt. Settings
             that are missing were not looked at.
-        trainings: what the sweep cost, in trainings of its first setting, by count; None where it
+        trainings: FLOPs of the sweep, in training runs of its first setting; None where it
             was made of a kernel.
         notes: how the network is evaluated, where that is not as it was given, such as
             "1 BatchNorm on running averages".
@@ -81,7 +81,7 @@ class Sweep:
     step_seconds: np.ndarray | None = None
     forecasts: Mapping[int, Prediction] = dataclasses.field(default_factory=dict)
     relinearized: tuple[int, ...] = ()
-    trust: Mapping[int, str | None] = dataclasses.field(default_factory=dict)
+    warnings: Mapping[int, str | None] = dataclasses.field(default_factory=dict)
     trainings: float | None = None
     notes: tuple[str, ...] = ()
 
@@ -132,7 +132,7 @@ class Sweep:
             stable[i] = one.stable
         return dataclasses.replace(
             self, loss=loss, error=error, stable=stable, forecasts={**self.forecasts, **found},
-            trust={**self.trust, **{i: one.trust for i, one in found.items()}},
+            warnings={**self.warnings, **{i: one.warnings for i, one in found.items()}},
         )  # fmt: skip
 
     def method(self, i: int) -> str:
@@ -327,7 +327,7 @@ class Sweep:
                 row[f"seconds_{name}"] = seconds if time >= 0 else None
         return row | {
             "forecast": self.method(i), "oscillates": bool(self.oscillates()[i]),
-            "trust": self.trust.get(i), "message": self.message(i),
+            "warnings": self.warnings.get(i), "message": self.message(i),
         }  # fmt: skip
 
     def to_csv(self, path: str | os.PathLike[str]) -> None:
@@ -373,8 +373,7 @@ class Sweep:
         words = ", ".join(f"{count} {name}" for count, name in counted if count)
         if self.trainings is None:
             return words
-        all_of_them = f"training all would be {len(methods)}"
-        return f"{words}; by count this cost {self.trainings:.2g} trainings; {all_of_them}"
+        return f"{words}; cost: the FLOPs of {self.trainings:.2g} of {len(methods)} training runs"
 
     def __str__(self) -> str:
         order, few = self.ranking(by_cost=True), len(self.settings) <= FEW
@@ -404,8 +403,8 @@ class Sweep:
         marks += ["oscillates"] if self.oscillates()[i] else []
         end = ", ".join([f"loss {self.final_loss[i]:.4g}", *marks])
         lines = [f"  {self.named(i):<40} steps {times}; {end}"]
-        if self.trust.get(i) is not None:
-            lines.append(wrapped(f"    trust: {self.trust[i]}", 11))
+        if self.warnings.get(i) is not None:
+            lines.append(wrapped(f"    warning: {self.warnings[i]}", 11))
         return lines
 
     plot, _repr_html_, __repr__ = RESULT

@@ -490,7 +490,7 @@ def _loss_and_square(
     return loss.value(outputs, targets), found
 
 
-def trust_in_speeds(check: LinearizationCheck, loss: Float[Array | np.ndarray, " t"]) -> str | None:
+def speed_warning(check: LinearizationCheck, loss: Float[Array | np.ndarray, " t"]) -> str | None:
     """What `check_linearization` and the predicted curve say of a forecast with one kernel.
 
     Args:
@@ -500,7 +500,7 @@ def trust_in_speeds(check: LinearizationCheck, loss: Float[Array | np.ndarray, "
     Returns:
         A sentence, or None where there is no warning.
     """
-    rising = trust_in_loss(loss, "the real network may not survive that; try a lower rate")
+    rising = loss_warning(loss, "the real network may not survive that; try a lower rate")
     if rising is not None or check.step < 0:
         return rising
     change, far = _times(check.speed), _times(check.loss) ** KNOWN.of_loss
@@ -533,7 +533,7 @@ def _times(ratio: float) -> float:
     return max(ratio, 1 / ratio) if ratio > 0 else np.inf
 
 
-def trust_in_loss(loss: Float[Array | np.ndarray, " t"], hint: str) -> str | None:
+def loss_warning(loss: Float[Array | np.ndarray, " t"], hint: str) -> str | None:
     """What a predicted loss curve says of itself: that it rises.
 
     Args:
@@ -557,7 +557,7 @@ def trust_in_loss(loss: Float[Array | np.ndarray, " t"], hint: str) -> str | Non
     return None
 
 
-def trust_in_path(path: RelinearizedTrajectory, rule: Rule) -> str | None:
+def path_warning(path: RelinearizedTrajectory, rule: Rule) -> str | None:
     """What a relinearized path says of itself.
 
     Args:
@@ -572,7 +572,7 @@ def trust_in_path(path: RelinearizedTrajectory, rule: Rule) -> str | None:
             f"at the edge of stability by step {path.edge_at}: a real training oscillates there; "
             f"this is a mean path with the kernel of step {path.frozen_from} frozen"
         )
-    rising = trust_in_loss(
+    rising = loss_warning(
         path.loss,
         "at the edge of stability re-linearised networks leave the range from which the real one "
         "often recovers; see relinearize=0",

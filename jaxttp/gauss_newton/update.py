@@ -100,7 +100,7 @@ def gauss_newton_direction(
 
     By default it is truncated at 1 % as in the literature and makes a part of ε only; it is exact
     with pseudoinverse="exact" or rtol=1e-6 and m >= 2 N. `return_info=True` tells: `residual` is
-    the share that is missed.
+    the fraction that is missed.
 
     Args:
         weights: W (L, 2, d/2, m); [:, 0] writes the first half. A column more is a bias.

@@ -294,10 +294,10 @@ def goal_words(threshold: float, kind: str, metric: str = "loss") -> str:
 
     Example:
         >>> goal_words(0.1, "relative"), goal_words(0.05, "gap", "error")
-        ("10 % of the loss's drop", 'error within 0.05 of its end')
+        ('10 % of the loss decrease left', 'error within 0.05 of its end')
     """
     known = {
-        "relative": f"{100 * threshold:g} % of the {metric}'s drop",
+        "relative": f"{100 * threshold:g} % of the {metric} decrease left",
         "absolute": f"{metric} below {threshold:.4g}",
         "gap": f"{metric} within {threshold:.4g} of its end",
         "plateau": f"{metric} falling by less than {threshold:.4g}",

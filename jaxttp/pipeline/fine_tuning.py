@@ -340,8 +340,8 @@ class Goal(NamedTuple):
     Attributes:
         words: what it is.
         step: predicted, -1 for never.
-        earliest: by the forecast's uncertainty, likewise; None where `FineTuning.trust` doubts it
-            without saying by how much.
+        earliest: by the forecast's uncertainty, likewise; None where `FineTuning.warnings` doubts
+            it without saying by how much.
         latest: likewise.
         tokens: seen until then; None for never.
         seconds: likewise.
@@ -358,7 +358,7 @@ class Goal(NamedTuple):
 
     def __str__(self) -> str:
         between = "" if self.earliest is None else f" ({self.earliest} to {self.latest})"
-        when = "not reached" if self.earliest is not None else "not reached, see trust"
+        when = "not reached" if self.earliest is not None else "not reached, see warnings"
         if self.step >= 0:
             when = f"step {self.step}{between}, {self.tokens:,} tokens, "
             when += readable_time(self.seconds or 0.0)
@@ -433,7 +433,7 @@ class FineTuning:
             if isinstance(goal, Target):
                 words, level, off = goal.words(), goal.value, 0.0
             else:
-                words, level = f"within {100 * goal:g} % of its drop", found.level(goal)
+                words, level = f"{100 * goal:g} % of the decrease left", found.level(goal)
                 off = (1 - goal) * float(found.uncertainty[-1])
             earliest, latest = found.between(level, off) if self.is_bounded else (None, None)
             tokens = step * self.tokens_a_step if step >= 0 else None
@@ -442,9 +442,9 @@ class FineTuning:
         return tuple(goals)
 
     @property
-    def trust(self) -> tuple[str, ...]:
+    def warnings(self) -> tuple[str, ...]:
         """What keeps it from being certain, a sentence each."""
-        return (() if self.found.trust is None else (self.found.trust,)) + self._limits
+        return (() if self.found.warnings is None else (self.found.warnings,)) + self._limits
 
     @property
     def is_bounded(self) -> bool:
@@ -493,7 +493,7 @@ class FineTuning:
             f"({len(found.refresh_steps)} of {steps:,} steps), "
             f"{readable_time(self.forecast_seconds)} here with compilation"
         )
-        lines += [f"trust: {line}" for line in self.trust]
+        lines += [f"warning: {line}" for line in self.warnings]
         return "\n".join(wrapped(line, 4) for line in lines)
 
     def to_json(self) -> dict[str, Any]:
@@ -517,7 +517,7 @@ class FineTuning:
             "loss_uncertainty": plain_numbers(found.uncertainty) if self.is_bounded else None,
             "goals": [goal._asdict() for goal in self.goals],
             "stable": not found.diverged,
-            "trust": list(self.trust),
+            "warnings": list(self.warnings),
             "step_seconds": each,
             "seconds": self.settings.steps * each,
             "forecast": {

@@ -13,7 +13,7 @@ from jaxttp._core.checks import check_choice
 from jaxttp._core.results import RESULT, plain_number
 from jaxttp._core.types import Progress
 from jaxttp.forecast import Hyperparameters, Linearizer, Problem, Race, Sweep, grid, race
-from jaxttp.forecast.sweep import SweepPlan, forecast_leaders, screen, with_trust
+from jaxttp.forecast.sweep import SweepPlan, forecast_leaders, screen, with_warnings
 from jaxttp.forecast.training_setup import DESCENT, SCHEDULES
 from jaxttp.losses.rule import Rule
 from jaxttp.ntk import Exact, Sketched
@@ -196,7 +196,7 @@ def sweep_task(
     plan = SweepPlan(grid, len(problem.f0), rule, settings.targets(), key, None, seconds)
     result = screen(linearizer, plan)
     result = forecast_leaders(result, linearizer, plan, relinearize=settings.relinearize)
-    return TaskSweep(settings, task, with_trust(result, linearizer, plan, result.shown()))
+    return TaskSweep(settings, task, with_warnings(result, linearizer, plan, result.shown()))
 
 
 def race_task(

@@ -22,7 +22,7 @@ class Arrival(NamedTuple):
     """When one threshold or target is reached.
 
     Attributes:
-        words: what is reached, "10 % of its drop" or "loss below 0.3".
+        words: what is reached, "10 % of the loss decrease left" or "loss below 0.3".
         steps: predicted, -1 for never.
         seconds: predicted; None for never.
         unsure: by how many steps the forecast may be off, where it says so.
@@ -78,7 +78,7 @@ class Forecast:
 
         return {
             goal: Arrival(
-                goal.words() if isinstance(goal, Target) else f"{100 * goal:g} % of its drop",
+                goal.words() if isinstance(goal, Target) else f"{100 * goal:g} % of the drop left",
                 steps, seconds(steps, self.step_time.seconds), unsure.get(goal), real.get(goal),
                 seconds(real.get(goal), step_seconds),
             )
@@ -114,7 +114,7 @@ class Forecast:
             "hyperparameters": {**prediction.hyperparameters, **asked},
             "max_learning_rate": prediction.max_learning_rate,
             "stable": prediction.stable,
-            "trust": prediction.trust,
+            "warnings": prediction.warnings,
             "plan": prediction.plan,
             "rule": prediction.rule,
             "metric": prediction.metric,

@@ -148,7 +148,7 @@ def report_html(result: TaskReport) -> str:
         _cards(_first_numbers(result)),
         _heading("Forecast"),
         _table(*_times(result)),
-        "" if prediction.trust is None else _paragraph(f"Trust: {prediction.trust}."),
+        "" if prediction.warnings is None else _paragraph(f"Warning: {prediction.warnings}."),
         _image(found.plot(), curves),
         _heading("Which learning rate?"),
         _paragraph(_advice(result)),

@@ -144,7 +144,7 @@ def plot_cka(result: CKATable) -> Figure:
 def plot_trajectory(result: Trajectory | WeightSpaceTrajectory, *, sample: int = 0) -> Figure:
     """The outputs of one sample, and how far outputs have moved; the weights, too, if known."""
     in_weights = isinstance(result, WeightSpaceTrajectory)
-    title = f"trust: {result.trust}" if in_weights else ""
+    title = f"warning: {result.warnings}" if in_weights else ""
     figure, (left, middle, *right) = panels(3 if in_weights else 2, title=title)
     path = np.asarray(result.train)[:, sample]
     for c, color in zip(range(path.shape[1]), CYCLE, strict=False):

@@ -115,8 +115,8 @@ def test_a_forecast_says_that_it_holds_a_kernel():
         product, PARAMS, X, Y, loss="squared_error", learning_rate=RATE, steps=STEPS, relinearize=3
     )
     assert found.stable
-    assert found.trust is not None
-    assert "at the edge of stability by step" in found.trust
+    assert found.warnings is not None
+    assert "at the edge of stability by step" in found.warnings
 
 
 @pytest.mark.parametrize(("rate", "fraction"), [(1.0, 0.05), (3.0, 0.3)])

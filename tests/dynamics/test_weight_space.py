@@ -35,7 +35,7 @@ def test_equals_training_with_an_explicit_jacobian(problem, name):
     np.testing.assert_allclose(path.train, train, atol=1e-8)
     np.testing.assert_allclose(path.test, test, atol=1e-8)
     assert not path.linear
-    assert "1 %" in path.trust
+    assert "1 %" in path.warnings
 
 
 @pytest.mark.slow
@@ -68,7 +68,7 @@ def test_a_linear_network_confirms_everything(problem):
     linear = problem._replace(apply_fn=lambda w, x: x @ w, params=jnp.zeros((4, 3)))
     path = simulate(linear, ADAPTIVE["adam"])
     assert float(path.mismatch) < 1e-12
-    assert path.trust is None
+    assert path.warnings is None
     assert float(simulate(problem, ADAPTIVE["adam"]).mismatch) > 0.01
 
 
@@ -76,8 +76,8 @@ def test_gradient_descent_is_doubted_where_the_network_does_not_confirm_it(probl
     path = simulate(problem, optax.sgd(0.5), steps=8)
     assert path.linear
     missed = f"{100 * float(path.mismatch):.2g} % of their predicted change"
-    assert missed in path.trust
-    assert "Adam" not in path.trust
+    assert missed in path.warnings
+    assert "Adam" not in path.warnings
 
 
 def test_optimisers_that_need_more_than_gradients_are_refused(problem):

@@ -156,7 +156,7 @@ def test_warnings_are_counted_among_wrong_and_right_forecasts():
     assert trust.off(late, real) > 0.13
     task = next(iter(FITTING))
     rows = [
-        {"task": task, "real": real, "forecasts": {"0": {"loss": loss, "trust": warning}}}
+        {"task": task, "real": real, "forecasts": {"0": {"loss": loss, "warnings": warning}}}
         for loss, warning in ((real, None), (late, "may be off"), (late, None), (None, None))
     ]
     assert cells(trust.report(rows), "0", "fitting") == ["3", "2", "50 %", "1", "0 %"]

@@ -108,8 +108,8 @@ def test_each_is_what_a_forecast_of_its_own_says(rebuilt):
         np.testing.assert_allclose(got.sweep.loss[i], single.loss, rtol=1e-9)  # float64
         assert got.sweep.steps[i].tolist() == list(single.steps.values())
         assert got.sweep.target_steps[i].tolist() == list(single.targets.values())
-        assert got.sweep.trust[i] == single.trust
-    assert f"by count this cost {got.sweep.trainings:.2g} trainings of one start" in str(got)
+        assert got.sweep.warnings[i] == single.warnings
+    assert f"the FLOPs of {got.sweep.trainings:.2g} training runs of one start" in str(got)
 
 
 def test_what_follows_a_held_kernel_comes_last(found):

@@ -1,4 +1,4 @@
-"""What forecasts and trainings cost, by count, and what a budget buys."""
+"""FLOPs of forecasts and training runs, and what a budget buys."""
 
 import dataclasses
 import itertools
@@ -148,7 +148,7 @@ def test_a_forecast_keeps_within_its_budget_and_says_so(model):
         network, params, x, y, learning_rate=0.3, **more
     )
     found = call(steps=400, budget=60, tolerance=1e-6)
-    assert "times the training by count" in found.plan
+    assert "times the training's FLOPs" in found.plan
     assert f"  plan   {found.plan[:20]}" in str(found)
     assert 1 < found.cost.kernels <= 17
     assert found.cost.operations <= 60 * found.cost.training_operations

@@ -47,7 +47,7 @@ def test_what_leads_is_what_a_forecast_of_its_own_says(monkeypatch):
         np.testing.assert_allclose(found.error[i], one.error, rtol=1e-10)
         assert dict(zip(found.thresholds, found.steps[i], strict=True)) == dict(one.steps)
         assert dict(zip(found.targets, found.target_steps[i], strict=True)) == dict(one.targets)
-        assert (found.trust[i], bool(found.stable[i])) == (one.trust, one.stable)
+        assert (found.warnings[i], bool(found.stable[i])) == (one.warnings, one.stable)
         known = {**one.steps_uncertainty, **one.targets_uncertainty}
         assert {goal: found.off(i, goal) for goal in known} == known
     rest = sorted({*range(len(SETTINGS))} - {*found.relinearized})

@@ -75,7 +75,7 @@ def test_one_kernel_forecasts_the_training_itself(classes, optimizer, options):
     )
     assert found.cost.kernels == 1
     assert found.cost.gradient_evaluations <= 1
-    assert found.trust is None
+    assert found.warnings is None
     assert found.plan is None  # nothing was left out
     close(found.loss, trained(apply_fn, params, x, y, optimizer, **options))
 
@@ -132,7 +132,7 @@ def test_sweeps_of_a_head():
     wanted = sweep_kernel(full, apply_fn(params, x), y, settings, **options)
     close(found.loss, wanted.loss)
     close(found.max_learning_rate, wanted.max_learning_rate)
-    assert all(trust is None for trust in found.trust.values())
+    assert all(one is None for one in found.warnings.values())
 
 
 def test_the_largest_rate_of_k_times_one():

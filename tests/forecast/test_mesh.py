@@ -59,7 +59,7 @@ def test_forecasts_agree(name, options):
             np.testing.assert_allclose(found, wanted, rtol=1e-10, atol=1e-12)
     assert four.steps == one.steps
     assert four.max_learning_rate == pytest.approx(one.max_learning_rate, rel=1e-10)
-    assert four.trust == one.trust
+    assert four.warnings == one.warnings
 
 
 SETTINGS = grid(learning_rate=(0.1, 0.3), steps=10) + grid(

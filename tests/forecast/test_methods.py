@@ -51,7 +51,11 @@ def same(left, right):
     assert left.steps == right.steps
     assert left.steps_band == right.steps_band
     assert left.hyperparameters == right.hyperparameters
-    assert (left.stable, left.dynamics, left.trust) == (right.stable, right.dynamics, right.trust)
+    assert (left.stable, left.dynamics, left.warnings) == (
+        right.stable,
+        right.dynamics,
+        right.warnings,
+    )
     assert (left.cost.kernels, left.rule) == (right.cost.kernels, right.rule)
 
 

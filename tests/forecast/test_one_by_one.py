@@ -116,7 +116,7 @@ def test_a_sweep_follows_each_by_itself():
         # The same sums in another order, over 8 steps.
         np.testing.assert_allclose(found.loss[i], followed(one, params, x, y), rtol=1e-9)
         assert found.stable[i]
-        assert i in found.trust
+        assert i in found.warnings
     alone = sweep(network, params, x, y, [PLAIN], relinearize=0)
     np.testing.assert_allclose(found.loss[4], alone.loss[0], rtol=1e-12)
     assert [i for i in range(5) if found.method(i) == SIMULATED] == [2, 3]
@@ -144,8 +144,8 @@ def test_adam_needs_no_kernel():
     params, x, y = problem()
     found = sweep(network, params, x, y, OTHERS[2:4], kernel=NoKernel(), target_loss=1e-9)
     assert found.relinearized == ()
-    assert found.depth.startswith("2 by training the linearized network; by count this cost")
-    assert all(found.trust.values())  # how far the network is from its linearisation
+    assert found.depth.startswith("2 by training the linearized network; cost: the FLOPs of")
+    assert all(found.warnings.values())  # how far the network is from its linearisation
     with pytest.raises(ValueError, match=r"ends nearest, at loss .*; try more steps"):
         found.best()
 

@@ -138,7 +138,12 @@ def test_the_result_is_frozen_and_reads_well():
     )  # of two centered logits; to a place, and there
     assert forecast.cost.seconds > 0
     text = repr(forecast)
-    for words in ("1 % of the loss's drop", "largest stable learning rate", "1 kernel", "compile"):
+    for words in (
+        "1 % of the loss decrease left",
+        "largest stable learning rate",
+        "1 kernel",
+        "FLOPs",
+    ):
         assert words in text
     with pytest.raises(dataclasses.FrozenInstanceError):
         forecast.horizon = 3

@@ -186,7 +186,7 @@ def test_the_forecast_says_what_it_is_of_and_what_it_cost():
     found = predict_training_time(network, PARAMS, x[:40], y[:40], total_samples=4000, **options)
     plain = predict_training_time(network, PARAMS, x[:40], y[:40], **options)
     assert "for 4,000 samples" in str(found)
-    assert "times the steps of the 40 given samples" in found.trust
+    assert "times the steps of the 40 given samples" in found.warnings
     assert found.hyperparameters["total_samples"] == 4000
     assert found.cost.training_operations == pytest.approx(100 * plain.cost.training_operations)
     assert found.cost.kernels == 1  # those of the halves are blocks of it

@@ -177,7 +177,7 @@ def test_held_gradients_forecast_factors_that_move_each_other(product):
     own = 0.5 * np.mean(np.sum((outputs - task.y[:40]) ** 2, axis=2), axis=1)
     assert np.max(np.abs(found.loss - own)) < 0.1 * (own[0] - own[-1])
     assert found.fraction <= 0.3
-    assert found.trust is None or "±" in found.trust
+    assert found.warnings is None or "±" in found.warnings
     assert found.read(0.4)[0.4] > 0
 
 
@@ -189,8 +189,8 @@ def test_steps_too_long_to_be_held_are_said(product):
         y_watched=task.y[:20], **options,
     )  # fmt: skip
     assert found.diverged
-    assert found.trust is not None
-    assert "left the path" in found.trust
+    assert found.warnings is not None
+    assert "left the path" in found.warnings
     assert found.read((0.1, 0.4)) == {0.1: -1, 0.4: -1}
     assert np.all(np.isfinite(found.loss))
 
@@ -214,8 +214,8 @@ def test_rates_too_high_to_be_held_are_followed_at_a_fraction_of_them():
     found = stale_gradient_forecast(linear, start, x, y, fraction=0.3, **watched, **training)
     assert not found.diverged
     assert found.rate_fraction < 1
-    assert found.trust is not None
-    assert "too high for gradients" in found.trust
+    assert found.warnings is not None
+    assert "too high for gradients" in found.warnings
     assert found.fraction <= 0.3
     late = slice(100, None)
     assert np.max(np.abs(found.loss - real)[late]) < 0.05 * (real[0] - real[-1])
@@ -319,5 +319,5 @@ def test_holds_that_keep_too_little_of_their_promise_are_said(z, said):
     )
     # Holds are of two or three whole steps each, and the first ones, from far away, count most.
     assert found.kept == pytest.approx(1 - z / 2, abs=0.25)
-    assert ("of what it promised" in (found.trust or "")) is said
+    assert ("of what it promised" in (found.warnings or "")) is said
     assert not found.diverged

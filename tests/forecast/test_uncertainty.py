@@ -20,13 +20,13 @@ from jaxttp.forecast.uncertainty import (
     check_linearization,
     jackknife,
     loss_band,
+    path_warning,
     read_targets,
     read_times,
     recentered,
     sampled,
+    speed_warning,
     time_error,
-    trust_in_path,
-    trust_in_speeds,
     with_error,
 )
 from jaxttp.losses.rule import Rule, Target
@@ -224,11 +224,11 @@ def test_a_network_whose_kernel_grows_says_so():
     """Every kernel vanishes where the last layer is zero, but for that layer's own part."""
     start = PARAMS | {"v": jnp.zeros((4, 2))}
     forecast = predict(params=start, y=XOR, steps=100)
-    assert "times as fast" in forecast.trust
-    assert forecast.trust in " ".join(str(forecast).split())
+    assert "times as fast" in forecast.warnings
+    assert forecast.warnings in " ".join(str(forecast).split())
     assert forecast.cost.gradient_evaluations == 1 + 2  # to the place, and there
     part = predict(params=start, y=XOR, steps=100, trainable=lambda path: "v" in str(path))
-    assert part.trust is None  # the last layer alone is linear
+    assert part.warnings is None  # the last layer alone is linear
 
 
 def test_a_network_that_is_not_finite_at_the_predicted_weights():
@@ -236,7 +236,7 @@ def test_a_network_that_is_not_finite_at_the_predicted_weights():
         return jnp.where(jnp.sum(w**2) > 0.1, jnp.nan, 1.0) * (x @ w)
 
     found = predict(broken, jnp.zeros((3, 2)), learning_rate=1.0, steps=12)
-    assert "the network is not finite" in (found.trust or "")
+    assert "the network is not finite" in (found.warnings or "")
 
 
 # --- warnings -------------------------------------------------------------------------------------
@@ -258,7 +258,7 @@ STEADY = 0.5 ** (np.arange(41) / 8)
 def test_how_far_off_the_check_says_times_are(speed, loss, words):
     heard = LinearizationCheck(9, speed, loss, samples=38, fraction=38 / 150)
     assert heard.passes == pytest.approx(2 * 38 / 150)
-    found = trust_in_speeds(heard, STEADY)
+    found = speed_warning(heard, STEADY)
     if words is None:
         assert found is None
     else:
@@ -280,7 +280,7 @@ def path_of(loss, uncertainty=0.0, **more):
 
 def test_a_loss_that_rises_again():
     def said(loss):
-        return trust_in_path(path_of(loss), Rule()) or ""
+        return path_warning(path_of(loss), Rule()) or ""
 
     assert said([1.0, 0.1, 0.05, 0.04]) == ""
     assert said([1.0, 0.1, 0.001, 0.003]) == ""  # of no account beside the drop
@@ -291,15 +291,15 @@ def test_a_loss_that_rises_again():
 
 def test_a_path_says_where_it_is_unsure():
     rule = Rule((0.1, 0.4))
-    assert trust_in_path(path_of(STEADY), rule) is None
-    assert trust_in_path(path_of(STEADY, 0.01, edge_at=3), rule) is None
-    found = trust_in_path(path_of(STEADY, 0.2), rule)
-    assert "step 24 (10 % of the loss's drop) is known to ±" in found
+    assert path_warning(path_of(STEADY), rule) is None
+    assert path_warning(path_of(STEADY, 0.01, edge_at=3), rule) is None
+    found = path_warning(path_of(STEADY, 0.2), rule)
+    assert "step 24 (10 % of the loss decrease left) is known to ±" in found
     asked = rule.about([Target(0.1), Target(0.2, "error")])
-    assert "(loss below 0.1) is known to ±" in trust_in_path(path_of(STEADY, 0.06), asked)
-    assert "(loss below 0.1) may as well never come" in trust_in_path(path_of(STEADY, 0.2), asked)
-    assert "crosses the edge" in trust_in_path(path_of(STEADY, 0.2, edge_at=3), rule)
-    assert "oscillates there" in trust_in_path(path_of(STEADY, edge_at=9, frozen_from=7), Rule())
+    assert "(loss below 0.1) is known to ±" in path_warning(path_of(STEADY, 0.06), asked)
+    assert "(loss below 0.1) may as well never come" in path_warning(path_of(STEADY, 0.2), asked)
+    assert "crosses the edge" in path_warning(path_of(STEADY, 0.2, edge_at=3), rule)
+    assert "oscillates there" in path_warning(path_of(STEADY, edge_at=9, frozen_from=7), Rule())
 
 
 # --- no range beside a warning that does not say by how much
@@ -309,7 +309,7 @@ def test_a_linear_network_leaves_no_doubt():
     """The linearization of a linear network is exact, by Adam too."""
     for how in ({"optimizer": optax.adam(0.05)}, {"learning_rate": 0.5}):
         found = predict(linear, jnp.zeros((3, 2)), target_loss=1e-6, **how)
-        assert (found.trust, found.doubted_from) == (None, None)
+        assert (found.warnings, found.doubted_from) == (None, None)
 
 
 def falling(frozen_from=-1):

@@ -88,7 +88,7 @@ def test_steps_become_tokens_and_seconds(task, folder):
     assert half.seconds == 75.5
     assert (never.step, never.earliest, never.tokens, never.seconds) == (-1, -1, None, None)
     assert "loss below 2.5: step 151 (121 to 181), 9,664 tokens, " in str(found)
-    assert found.goals[1].words == "within 10 % of its drop"
+    assert found.goals[1].words == "10 % of the decrease left"
     assert found.goals[1].step == 271
     assert json.loads(json.dumps(found.to_json()))["goals"][-1]["step"] == -1
 
@@ -102,10 +102,10 @@ def test_a_warning_without_a_size_leaves_no_range(task, folder, reason):
     else:
         large = dataclasses.replace(task, weights=TEXT.measured + 1)
         found = dataclasses.replace(bounded(task, folder), task=large)
-    assert found.trust
+    assert found.warnings
     assert {(one.earliest, one.latest) for one in found.goals} == {(None, None)}
     assert found.to_json()["loss_uncertainty"] is None
-    assert "loss below 1: not reached, see trust" in str(found)
+    assert "loss below 1: not reached, see warnings" in str(found)
     (axes, *_) = found.plot().axes
     assert not axes.collections  # no band
 
@@ -114,14 +114,16 @@ def test_from_a_sample_to_the_whole_corpus(task, folder):
     """Epochs and the seconds of one are the corpus's; what the sample cannot say is said."""
     found = forecast(task, folder)
     assert found.epochs == pytest.approx(300 * 8 / 169)
-    assert any("sees every sequence 14.2 times, the forecast's path 1.9" in s for s in found.trust)
+    assert any(
+        "sees every sequence 14.2 times, the forecast's path 1.9" in s for s in found.warnings
+    )
     whole = forecast(task, folder, settings=settings(folder, total_samples=24_000))
     assert whole.epochs == 0.1
     assert whole.epoch_seconds == 3000 * 0.5
-    assert any("169 sequences and the path draws 320" in line for line in whole.trust)
-    assert not any("overfitting is" in line for line in whole.trust)
+    assert any("169 sequences and the path draws 320" in line for line in whole.warnings)
+    assert not any("overfitting is" in line for line in whole.warnings)
     large = dataclasses.replace(task, weights=TEXT.measured + 1)
-    assert "alone; this one has 250,001" in forecast(large, folder).trust[-1]
+    assert "alone; this one has 250,001" in forecast(large, folder).warnings[-1]
 
 
 @pytest.mark.usefixtures("full_precision")
@@ -223,7 +225,7 @@ def test_a_network_and_sequences_as_objects(folder, at_hand):
     assert found.found.loss.shape == (151,)
     assert found.task.description.startswith("toy (llama, ")
     assert "on words: 1,496 tokens in 187 sequences of 8" in found.task.description
-    assert any("169 sequences and the path draws" in line for line in found.trust)
+    assert any("169 sequences and the path draws" in line for line in found.warnings)
 
 
 @pytest.mark.parametrize(

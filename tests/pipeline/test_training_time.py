@@ -141,8 +141,8 @@ PROMISED = {
     "cost",
     "verified",
 }
-BESIDES = {"trust", "plan", "stable", "rule", "metric", "dynamics", "step_seconds", "task", "note",
-           "targets", "versions"}  # fmt: skip
+BESIDES = {"warnings", "plan", "stable", "rule", "metric", "dynamics", "step_seconds", "task",
+           "note", "targets", "versions"}  # fmt: skip
 
 
 def strict_json(result):

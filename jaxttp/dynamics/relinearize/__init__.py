@@ -78,8 +78,8 @@ def relinearized_recursion(  # noqa: PLR0913
             has come a fraction (k/K)^1.8 of its length; the steps to build them at, the last being
             `steps`; or "auto": as many as `tolerance` asks for, where it asks for them.
         tolerance: for "auto", the largest change of the loss curve by the second-order correction
-            of one segment, as a fraction of the loss's drop. That is the error of FIRST order; the
-            corrected curve is better.
+            of one segment, as a fraction of the loss decrease. That is the error of FIRST order;
+            the corrected curve is better.
         max_rebuilds: for "auto", no more kernels than that after the first.
         batch_size: samples a step; all of them when None. The path is that of the very batches that
             the key draws.

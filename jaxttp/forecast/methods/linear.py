@@ -33,7 +33,7 @@ from jaxttp.forecast.uncertainty import (
     LinearizationCheck,
     check_linearization,
     recentered,
-    trust_in_speeds,
+    speed_warning,
 )
 from jaxttp.losses import Loss
 from jaxttp.losses.rule import Rule
@@ -52,7 +52,7 @@ class OneKernel(Dynamics):
 
     def doubt(self, path: Path, rule: Rule) -> Doubt | None:
         """See `Dynamics`: of all times alike."""
-        words = trust_in_speeds(path.auxiliary, path.loss)
+        words = speed_warning(path.auxiliary, path.loss)
         return None if words is None else Doubt(words, 0)
 
 
@@ -312,4 +312,4 @@ class WeightSpace(Dynamics):
     def doubt(self, path: Path, rule: Rule) -> Doubt | None:
         """See `Dynamics`: that of its end."""
         found = path.auxiliary
-        return None if found.trust is None else Doubt(found.trust, found.doubted_from)
+        return None if found.warnings is None else Doubt(found.warnings, found.doubted_from)

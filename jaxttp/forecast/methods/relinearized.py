@@ -8,7 +8,7 @@ from jaxttp._core.types import Params
 from jaxttp.dynamics.relinearize import relinearized_recursion
 from jaxttp.forecast.methods.base import Doubt, Dynamics, Linearizer, Path
 from jaxttp.forecast.training_setup import Descent
-from jaxttp.forecast.uncertainty import trust_in_path
+from jaxttp.forecast.uncertainty import path_warning
 from jaxttp.losses import Loss
 from jaxttp.losses.rule import Rule
 
@@ -83,7 +83,7 @@ class Relinearized(Dynamics):
 
     def doubt(self, path: Path, rule: Rule) -> Doubt | None:
         """See `Dynamics`: what states no size begins where the kernel is frozen."""
-        words = trust_in_path(path.auxiliary, rule)
+        words = path_warning(path.auxiliary, rule)
         return None if words is None else Doubt(words, path.frozen_from)
 
     def plain_values(self) -> dict[str, Any]:

@@ -194,7 +194,7 @@ def _when_both(losses: np.ndarray, levels: np.ndarray, spent: np.ndarray) -> np.
 
 
 class Growth(NamedTuple):
-    """What a scaled path's `trust` reads: the subset's own path, and how the whole follows it."""
+    """What warnings of a scaled path read: the subset's path, and how the whole follows it."""
 
     subset: Path
     scale: TimeScale
