@@ -192,4 +192,4 @@ def test_a_plan_says_whether_it_pays():
     assert str(plan).startswith("at most 17 kernels: at most ")
     assert "training itself costs less" in str(plan)
     fewer = dataclasses.replace(plan, dynamics=Recursion(), operations=1.0, budget=1.0)
-    assert str(fewer).startswith("one kernel: at most 1/")
+    assert str(fewer).startswith("one kernel: at most 0.00026 %")
