@@ -348,7 +348,7 @@ class Sweep:
             return f"{self.goal()} holds before training already: name a lower goal"
         words = f"use {self.named(order[0])}: {self.goal()} at {self._when(order[0])}"
         if len(order) == 1:
-            return f"{words}; no other gets there"
+            return f"{words}; no other setting is forecast to get there"
         return f"{words}; next best {self.named(order[1])}: {self._when(order[1])}"
 
     def _when(self, i: int) -> str:
