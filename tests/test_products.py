@@ -56,9 +56,9 @@ def predicted(f, **options):
     return jaxttp.predict_training_time(f, PARAMS, X, Y, steps=5, **options).loss
 
 
-def operator(kind):
+def operator(kind, *y, **loss):
     def product(f):
-        made = conditioning.curvature_operator(f, PARAMS, X, Y, kind=kind, loss="cross_entropy")
+        made = conditioning.curvature_operator(f, PARAMS, X, *y, kind=kind, **loss)
         return made.mv(jnp.ones(made.in_structure().shape))
 
     return product
@@ -69,8 +69,8 @@ DOORS = {
     "ntk_operator": lambda f: jaxttp.ntk_operator(f, PARAMS, X).mv(jnp.ones((8, 2))),
     "vector products": lambda f: jaxttp.empirical_ntk(f, PARAMS, X, method="vector_product"),
     "Gauss-Newton operator": operator("gauss_newton"),
-    "Hessian operator": operator("hessian"),
-    "functional Hessian operator": operator("functional_hessian"),
+    "Hessian operator": operator("hessian", Y, loss="cross_entropy"),
+    "functional Hessian operator": operator("functional_hessian", Y, loss="cross_entropy"),
     "Hessian": lambda f: conditioning.curvature_matrix(
         f, PARAMS, X, Y, kind="hessian", loss="cross_entropy"
     ),

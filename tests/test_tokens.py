@@ -131,16 +131,16 @@ def test_curvature_of_tokens(kind):
 
     w = {"a": jnp.asarray(RANDOM.normal(size=(D, 2))), "b": jnp.asarray(RANDOM.normal(size=(2, V)))}
     flat, restore = jax.flatten_util.ravel_pytree(w)
-    x, loss = {"x": X}, "cross_entropy"
+    x, more = {"x": X}, {"y": Y, "loss": "cross_entropy"} if kind == "hessian" else {}
     outputs = lambda flat: network(restore(flat), x)  # noqa: E731
     jacobian = np.asarray(jax.jacobian(outputs)(flat)).reshape(N * T, V, -1)
     plain = np.einsum("tap,taq->pq", jacobian, jacobian) / N
     whole = np.asarray(jax.hessian(lambda flat: _loss(1.0 * jnp.eye(V), outputs(flat)))(flat))
     expected = {"gauss_newton": plain, "hessian": whole}[kind]
-    matrix = curvature_matrix(network, w, x, Y, kind=kind, loss=loss, form="parameters")
+    matrix = curvature_matrix(network, w, x, kind=kind, form="parameters", **more)
     np.testing.assert_allclose(matrix, expected, atol=1e-12)
     for size in (None, 4):
-        operator = curvature_operator(network, w, x, Y, kind=kind, loss=loss, batch_size=size)
+        operator = curvature_operator(network, w, x, kind=kind, batch_size=size, **more)
         found = jax.vmap(operator.mv)(jnp.eye(len(flat)))
         np.testing.assert_allclose(found, expected, atol=1e-12)
 

@@ -24,6 +24,12 @@ def double() -> contextlib.AbstractContextManager[Any]:
     return jax.enable_x64(True)
 
 
+def double_like(arrays: Any) -> contextlib.AbstractContextManager[Any]:
+    """Float64 for what is in float64, whatever the process computes in."""
+    is_double = any(getattr(a, "dtype", None) == jnp.float64 for a in jax.tree.leaves(arrays))
+    return double() if is_double else contextlib.nullcontext()
+
+
 def precision_of(value: Any) -> float:
     """The rounding unit of an array-like before it was promoted; that of float64 for integers."""
     dtype = value.dtype if hasattr(value, "dtype") else np.asarray(value).dtype

@@ -98,7 +98,7 @@ class ConditionNumber(eqx.Module):
         if not is_concrete(self.value) or jnp.ndim(self.value) > 0:
             return describe(self)
         words = (
-            f"condition number {sign}{float(self.value):.4g} ({self.kind}): eigenvalues "
+            f"condition number {sign}{float(self.value):.4g} ({self.kind}): absolute eigenvalues "
             f"{float(self.largest):.4g} to {float(self.smallest):.4g}"
         )
         if self.rank is None:

@@ -75,6 +75,9 @@ class _FlatNetwork:
         self.samples, self.outputs = shape.shape[0], math.prod(shape.shape[1:])
         self.loss: Loss | None = None
         self.targets = jnp.zeros((self.samples, 1), jnp.float64)
+        hint = "kind='gauss_newton' has no loss; kind='generalized' includes its Hessian"
+        check_used("loss", loss, kind != "gauss_newton", hint)
+        check_used("y", y, kind != "gauss_newton", hint)
         if kind != "gauss_newton":
             if loss is None or y is None:
                 raise ValueError(f"kind={kind!r} needs y and loss.")
@@ -91,9 +94,9 @@ class _FlatNetwork:
         fraction = len(targets) / self.samples
         return fraction * self.loss.value(self.evaluate(flat, x), targets)
 
-    def output_hessian(self, outputs: Array) -> Array:
+    def output_hessian(self) -> Array:
         assert self.loss is not None
-        return self.loss.hessian(outputs, self.targets)
+        return self.loss.hessian(self.evaluate(self.flat, self.x), self.targets)
 
     def checked(self, result: Array) -> Array:
         """`result`, unless it is not finite because a derivative of the network is not."""
@@ -128,7 +131,11 @@ def curvature_matrix(
         params: pytree of floating-point arrays, promoted to float64.
         x: samples (N, ...).
         y: labels or targets, for every kind but "gauss_newton"; of tokens (N, T).
-        kind: "gauss_newton", "generalized", "functional_hessian" or "hessian", see the module.
+        kind: with the Jacobian J of all outputs and the Hessian H of the losses by the outputs,
+            "gauss_newton": J^T J / N, without a loss;
+            "generalized": the generalized Gauss-Newton matrix J^T H J / N;
+            "functional_hessian": the mean Hessian of the outputs weighted by slopes of the losses;
+            "hessian": the Hessian of the mean loss, the sum of the previous two.
         loss: a name or a `Loss`, for every kind but "gauss_newton".
         form: "outputs" (N C, N C), index sample * C + out; "parameters" (p, p), in the order of
             `jax.flatten_util.ravel_pytree`; "auto" takes the smaller one. Hessians only have the
@@ -151,8 +158,8 @@ def curvature_matrix(
         with accumulate="float32").
 
     Raises:
-        ValueError: an unknown option, missing y or loss, shapes that do not fit; derivatives that
-            are not finite.
+        ValueError: an unknown option, a missing or unused y or loss, shapes that do not fit;
+            derivatives that are not finite.
 
     Example:
         >>> import jax.numpy as jnp
@@ -198,10 +205,7 @@ def curvature_matrix(
     with double():
         kernel = kernel / jnp.asarray(network.samples, kernel.dtype)
         if kind == "generalized":
-            root = _roots_of_blocks(
-                network.output_hessian(network.evaluate(network.flat, network.x))
-            )
-            root = root.astype(kernel.dtype)
+            root = _roots_of_blocks(network.output_hessian()).astype(kernel.dtype)
             kernel = jnp.einsum("nab,nbmc,mcd->namd", root, kernel, root, precision="highest")
         return network.checked(kernel.reshape(rows, rows))
 
@@ -229,9 +233,7 @@ def _parameter_form(network: _FlatNetwork, batch_size: int | None) -> Array:
         other = j if hessian is None else jnp.einsum("nab,nbp->nap", hessian, j)
         return jnp.einsum("nap,naq->pq", j, other, precision="highest")
 
-    hessian = None
-    if network.kind != "gauss_newton":
-        hessian = network.output_hessian(network.evaluate(network.flat, network.x))
+    hessian = None if network.kind == "gauss_newton" else network.output_hessian()
     total = jnp.zeros((size, size), jnp.float64)
     for start in range(0, network.samples, batch_size):
         part = slice(start, start + batch_size)
@@ -258,7 +260,7 @@ def curvature_operator(
         params: pytree of floating-point arrays, promoted to float64.
         x: samples (N, ...), all of them in every product.
         y: labels or targets, for every kind but "gauss_newton"; of tokens (N, T).
-        kind: "gauss_newton", "generalized", "functional_hessian" or "hessian".
+        kind: one of the four of `curvature_matrix`.
         loss: a name or a `Loss`, for every kind but "gauss_newton".
         trainable: the parameters to differentiate by, as in `jaxttp.empirical_ntk`.
         batch_size: samples at a time; memory beyond the parameters is that of their outputs and
@@ -270,7 +272,7 @@ def curvature_operator(
         `ValueError` where derivatives are not finite, unless it is traced.
 
     Raises:
-        ValueError: an unknown kind, missing y or loss, shapes that do not fit.
+        ValueError: an unknown kind, a missing or unused y or loss, shapes that do not fit.
 
     Example:
         >>> import jax.numpy as jnp

@@ -14,7 +14,6 @@ Source:
     orthogonalisation); Ubaru, Chen, Saad 2017 (quadrature).
 """
 
-import contextlib
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -27,7 +26,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxttp._core.arrays import double
+from jaxttp._core.arrays import double_like
 from jaxttp._core.checks import check_finite_value, check_integer, check_key, is_concrete
 from jaxttp._core.results import RESULT
 from jaxttp._core.xla_cpu.threads import decompose
@@ -237,7 +236,7 @@ class SpectralDensity(NamedTuple):
             >>> abs(trace - 4.0) < 3 * error
             True
         """
-        with _precision(self.nodes):
+        with double_like(self.nodes):
             values = jnp.asarray(function(self.nodes), self.weights.dtype)
             parts = jnp.einsum("pd,...pd->...p", self.weights, values, precision="highest")
             spread = jnp.std(parts, axis=-1, ddof=1) * parts.shape[-1] ** 0.5
@@ -246,12 +245,12 @@ class SpectralDensity(NamedTuple):
     @property
     def rounding(self) -> Array:
         """Up to this size eigenvalues are zero to rounding: n eps max |λ|."""
-        with _precision(self.nodes):
+        with double_like(self.nodes):
             return self.size * jnp.finfo(self.nodes.dtype).eps * jnp.max(jnp.abs(self.nodes))
 
     def zeros(self) -> tuple[Array, Array]:
         """How many eigenvalues are zero to rounding, and the standard error of that number."""
-        with _precision(self.nodes):
+        with double_like(self.nodes):
             part, error = self.integral(lambda nodes: jnp.abs(nodes) <= self.rounding)
             return self.size * part, self.size * error
 
@@ -281,7 +280,7 @@ def extreme_eigenvalues(
 
     Args:
         kernel: an array (N, C, N, C) or (N, N), or a lineax operator such as
-            `ntk_operator`'s.
+            `ntk_operator`'s; computed in its own precision.
         key: a JAX random key, for the start vector.
         depth: Lanczos steps, cut to the size.
 
@@ -313,9 +312,11 @@ def spectral_density(
     between negative and positive eigenvalues lie on either side of 0 until then.
 
     Args:
-        kernel: an array (N, C, N, C) or (N, N), or a lineax operator.
+        kernel: an array (N, C, N, C) or (N, N), or a lineax operator; computed in its own
+            precision.
         key: a JAX random key.
-        depth: Lanczos steps a probe, cut to the size.
+        depth: Lanczos steps a probe, cut to the size. The default smooths the density: peaks and
+            gaps far out in the tails need more, such as 128.
         probes: random ±1 start vectors.
 
     Source:
@@ -332,7 +333,7 @@ def spectral_density(
     probes = check_integer("probes", probes, at_least=1)
     operator = _as_operator(kernel, key)
     nodes, weights = _ritz_values(operator, key, probes, depth)
-    with _precision(operator.in_structure()):
+    with double_like(operator.in_structure()):
         return SpectralDensity(nodes, weights / probes, operator.in_size())
 
 
@@ -341,14 +342,9 @@ def _as_operator(kernel: Any, key: Any) -> lx.AbstractLinearOperator:
     check_key(key, optional=False)
     if isinstance(kernel, lx.AbstractLinearOperator):
         return kernel
-    matrix = check_finite_value("kernel", as_matrix(kernel))
-    return lx.MatrixLinearOperator(matrix, lx.symmetric_tag)
-
-
-def _precision(arrays: Any) -> contextlib.AbstractContextManager[Any]:
-    """Float64 for what is in float64, whatever the process computes in."""
-    is_double = any(leaf.dtype == jnp.float64 for leaf in jax.tree.leaves(arrays))
-    return double() if is_double else contextlib.nullcontext()
+    with double_like(kernel):
+        matrix = check_finite_value("kernel", as_matrix(kernel))
+        return lx.MatrixLinearOperator(matrix, lx.symmetric_tag)
 
 
 def _ritz_values(
@@ -357,7 +353,7 @@ def _ritz_values(
     """Ritz values and weights (probes, depth), from starts of ±1 or, for None, one normal one."""
     steps = min(depth, operator.in_size())
     starts = _starts(operator, key, probes)
-    with _precision(operator.in_structure()):
+    with double_like(operator.in_structure()):
         if runs_a_network(operator) and is_concrete(starts):
             ritz = [lanczos_of_network(_product, operator, start, steps) for start in starts]
             values, weights = (
@@ -397,10 +393,10 @@ def _starts(operator: lx.AbstractLinearOperator, key: Array, probes: int | None)
     Drawn in the precision of the process: in a float32 program the bits of a float64 do not
     compile.
     """
-    dtype = jnp.result_type(*jax.tree.leaves(operator.in_structure()))
-    drawn = _drawn(key, probes, operator.in_size(), jax.dtypes.canonicalize_dtype(dtype))
-    with _precision(operator.in_structure()):
-        return drawn.astype(dtype)
+    leaves = jax.tree.leaves(operator.in_structure())
+    drawn = _drawn(key, probes, operator.in_size(), jnp.result_type(*leaves))
+    with double_like(leaves):
+        return drawn.astype(jnp.result_type(*leaves))
 
 
 @eqx.filter_jit

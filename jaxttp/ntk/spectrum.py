@@ -92,7 +92,8 @@ def eigendecomposition(kernel: KernelLike) -> Eigensystem:
     most negative of them is reported. An error at run time if the kernel is not finite.
 
     Args:
-        kernel: (N, C, N, C) or (N, N).
+        kernel: (N, C, N, C) or (N, N); in float32 without `jax_enable_x64`, whatever it is. For
+            float64 there, `numpy.linalg.eigh` of the matrix.
 
     Example:
         >>> import jax.numpy as jnp

@@ -44,7 +44,7 @@ def plot_spectrum(axes: Axes, result: ConditionNumber) -> None:
         words = f"smallest that counts, rank {rank}"
         axes.plot(rank, values[rank - 1], "*", color=REAL, ms=13, zorder=5, label=words)
     axes.axhline(float(result.tolerance), color=GREY, ls=":", label="n · eps · λmax")
-    axes.set(xlabel="rank", ylabel="eigenvalue")
+    axes.set(xlabel="rank", ylabel="absolute eigenvalue")
     axes.legend(frameon=False)
 
 
@@ -78,7 +78,7 @@ def plot_condition_number(result: ConditionNumber) -> Figure:
     else:
         ends = [float(result.largest), float(result.smallest)]
         axes.semilogy(["largest", "smallest that counts"], ends, "*", ms=13, color=REAL)
-        axes.set_ylabel("eigenvalue (the ends that are known)")
+        axes.set_ylabel("absolute eigenvalue (the ends that are known)")
     return figure
 
 
