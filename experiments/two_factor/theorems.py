@@ -39,7 +39,8 @@ CLAIM = {
     "values, whose rates are known; the bounds at uniform prediction. (TFD Appendix B)"
 }
 
-GREY, GREEN, PURPLE = "0.45", "#009E73", "#CC79A7"
+GREY, GREEN = "0.45", "#009E73"
+COLORS = (GREY, REAL, "#E69F00", PREDICTED, "#CC79A7")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -282,8 +283,8 @@ def figure(result: Result) -> Figure:
     b.legend(frameon=False)
 
     for pair, color, label in (
-        (result.unbalanced, REAL, "any start"),
-        (result.balanced, PREDICTED, "balanced start"),
+        (result.unbalanced, REAL, "unbalanced"),
+        (result.balanced, PREDICTED, "balanced"),
     ):
         c.loglog(pair[1].ravel(), pair[0].ravel(), ".", ms=3, color=color, label=label)
     low, high = c.get_xlim()
@@ -298,10 +299,10 @@ def figure(result: Result) -> Figure:
             result.unbalanced_measured,
             ".",
             REAL,
-            "Theorem B.3, any start",
+            "Theorem B.3, unbalanced",
         ),
-        (result.unbalanced_lemma, result.unbalanced_measured, "+", GREEN, "Lemma B.1, any start"),
-        (result.theorem, result.measured, ".", PREDICTED, "Theorem B.3, balanced start"),
+        (result.unbalanced_lemma, result.unbalanced_measured, "+", GREEN, "Lemma B.1, unbalanced"),
+        (result.theorem, result.measured, ".", PREDICTED, "Theorem B.3, balanced"),
     ):
         error = np.abs(predicted - real) / np.abs(real).max()
         d.loglog(np.abs(real).ravel(), error.ravel(), mark, ms=4, color=color, label=label)
@@ -320,13 +321,12 @@ def figure(result: Result) -> Figure:
     ):
         e.semilogy(exponents, values[:, column], style, color=color, label=label)
     e.set(title="E  At uniform prediction ‖A‖₂ ≤ √N_max", xlabel="exponent of the class sizes",
-          ylabel="size")  # fmt: skip
+          ylabel="norm, or largest |gᵢ|")  # fmt: skip
     e.legend(frameon=False, fontsize=8)
 
-    shades = np.linspace(0.3, 1.0, len(result.rank))
-    for (exponent, rank), shade in zip(result.rank.items(), shades, strict=True):
-        f.semilogx(settings.rate * result.ts[1:], rank[1:], color=PURPLE, alpha=shade,
-                   label=f"exponent {exponent:g}")  # fmt: skip
+    for (exponent, rank), color in zip(result.rank.items(), COLORS, strict=False):
+        label = f"exponent {exponent:g}"
+        f.semilogx(settings.rate * result.ts[1:], rank[1:], color=color, label=label)
     f.set(title="F  Class imbalance: effective rank of f", xlabel="η × time",
           ylabel=f"RankMe (singular values), of {settings.width}")  # fmt: skip
     f.legend(frameon=False, fontsize=8)
