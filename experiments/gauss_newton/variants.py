@@ -32,6 +32,7 @@ from jaxttp.plots import tidy
 
 RISE, OVERSHOOT, FLOOR, TARGET = 3.0, 100.0, 1e-16, 1e-3
 COLORS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+DASHES = ("-", "--", "-.", ":", (0, (6, 1)), (0, (3, 1, 1, 1)), "-")
 NAMES = {"gn": "Gauss-Newton", "ggn": "generalized GN", "adam": "Adam", "sgd": "SGD"}
 
 
@@ -235,7 +236,7 @@ def plot(
     for axes, (row, name) in zip(grid.flat, itertools.product(data, panels), strict=True):
         part, kind = name.split("_")
         own = [curve for curve in result if curve.data == row]
-        for curve, color in zip(own, COLORS, strict=False):
+        for curve, color, dash in zip(own, COLORS, DASHES, strict=False):
             values = getattr(curve, name)
             if kind == "loss":
                 values = np.maximum(values, FLOOR)
@@ -245,7 +246,7 @@ def plot(
                 middle = values.mean(axis=1)
             rates = ", ".join(f"{rate:g}" for rate in curve.rates.values())
             label = curve.label if curve.label.endswith(f" {rates}") else f"{curve.label} ({rates})"
-            axes.plot(curve.time, middle, color=color, lw=1.8, label=label)
+            axes.plot(curve.time, middle, color=color, ls=dash, lw=1.8, label=label)
             axes.fill_between(
                 curve.time, values.min(axis=1), values.max(axis=1), color=color, alpha=0.18, lw=0
             )
