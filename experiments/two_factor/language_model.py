@@ -29,7 +29,7 @@ from experiments.two_factor.transformer import Transformer
 from jaxttp import from_nnx
 from jaxttp.dynamics.two_factor import balanced_features, two_factor_flow
 from jaxttp.models import LayerOutput
-from jaxttp.plots import PREDICTED, REAL
+from jaxttp.plots import PREDICTED, REAL, tidy
 from jaxttp.representation import (
     linear_cka,
     participation_ratio,
@@ -372,8 +372,7 @@ def figure(result: Result) -> Figure:
     for panel in (a, b, d, f):
         panel.legend(frameon=False, fontsize=8)
     for panel in axes:
-        panel.grid(alpha=0.25)
-        panel.spines[["top", "right"]].set_visible(False)
+        tidy(panel)
     settings = result.settings
     out.suptitle(
         f"Transformer ({settings.depth} blocks, h = {settings.width}) on {result.corpus}; "

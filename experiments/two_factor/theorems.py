@@ -31,7 +31,7 @@ from jaxttp.dynamics.two_factor import (
     two_factor_flow,
     two_factor_observables,
 )
-from jaxttp.plots import PREDICTED, REAL
+from jaxttp.plots import PREDICTED, REAL, tidy
 from jaxttp.representation import rankme
 
 CLAIM = {
@@ -278,8 +278,6 @@ def figure(result: Result) -> Figure:
     b.loglog(etas, last[0] * etas / etas[0], "--", color=GREY, label="slope 1")
     b.set(title=f"B  Its drift is O(η): slope {result.drift_slope:.3f}", xlabel="learning rate η",
           ylabel=f"drift at η × steps = {settings.span:g}")  # fmt: skip
-    b.set_xticks(etas, [f"{eta:g}" for eta in etas])
-    b.xaxis.minorticks_off()
     b.legend(frameon=False)
 
     for pair, color, label in (
@@ -331,8 +329,9 @@ def figure(result: Result) -> Figure:
           ylabel=f"RankMe (singular values), of {settings.width}")  # fmt: skip
     f.legend(frameon=False, fontsize=8)
     for axes in (a, b, c, d, e, f):
-        axes.grid(alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
+        tidy(axes)
+    b.set_xticks(etas, [f"{eta:g}" for eta in etas])
+    b.xaxis.minorticks_off()
     out.suptitle(
         f"Two-factor cross-entropy dynamics: b = {settings.samples}, h = {settings.width}, "
         f"V = {settings.classes}, summed loss, float64"
