@@ -187,7 +187,7 @@ def quick_compilation(wanted: bool = True) -> Iterator[None]:
 
 
 def add_to_gallery(outcome: Outcome, gallery: Path = GALLERY) -> list[Path]:
-    """Copy pictures to the gallery in a few dozen colours, and the results they are drawn from.
+    """Copy pictures to the gallery in 256 colors, and the results they are drawn from.
 
     The results go to gallery/results/script/preset, so that with ``--plot --output`` and that
     folder anybody can draw the pictures again, or others from the same numbers.
@@ -210,7 +210,7 @@ def add_to_gallery(outcome: Outcome, gallery: Path = GALLERY) -> list[Path]:
         with Image.open(path) as image:
             # Coverage keeps rare colors apart, which the median cut would merge.
             method = Image.Quantize.MAXCOVERAGE
-            small = image.convert("RGB").quantize(128, method, dither=Image.Dither.NONE)
+            small = image.convert("RGB").quantize(256, method, kmeans=2, dither=Image.Dither.NONE)
             small.save(out[-1], optimize=True)
     return out
 

@@ -31,7 +31,7 @@ def test_the_heat_map_holds_the_steps():
         chosen.get_xydata(), np.stack([cost[best], SWEEP.final_loss[best]], 1)
     )
     assert bar.get_ylabel() == "training steps"
-    assert pareto.get_xlabel() == "samples seen until there"
+    assert pareto.get_xlabel() == "samples seen until the target"
 
 
 def test_targets_of_a_sweep():

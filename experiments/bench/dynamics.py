@@ -96,8 +96,8 @@ def plot(rows: list[Row]) -> Figure:
     for task, momentum in dict.fromkeys((row["task"], row["momentum"]) for row in rows):
         own = [row for row in rows if (row["task"], row["momentum"]) == (task, momentum)]
         kernels, errors = (np.array([row[key] for row in own]) for key in ("rebuilds", "error"))
-        axes.loglog(kernels + 1, 100 * errors, "o-", label=f"{task}, m = {momentum:g}")
-    axes.set(xlabel="kernels", ylabel="mean error of the loss curve, % of the drop")
+        axes.loglog(kernels + 1, 100 * errors, "o-", label=f"{task}, momentum {momentum:g}")
+    axes.set(xlabel="kernels", ylabel="mean error of the loss curve, % of the loss decrease")
     axes.legend(frameon=False, fontsize=9)
     tidy(axes)
     return figure

@@ -89,7 +89,8 @@ def plot(result: dict[str, dict[str, ConditionSweep]]) -> dict[str, Figure]:
             label = f"κ, {kind} batch norm"
             plot_draws(axes, one.values, one.condition, label=label, color=color)
             plot_draws(
-                axes, one.values, one.bound, label="convex bound", color=color, style="--"
+                axes, one.values, one.bound, label=f"bound, {kind} batch norm",
+                color=color, style="--",
             )  # fmt: skip
         axes.set_xscale("log")
         axes.set_yscale("log")

@@ -196,7 +196,7 @@ def plot(result: Result) -> dict[str, Figure]:
         left.semilogy(settings.skips, values, color=color, label=f"κ²(W + βI), {name}")
         left.semilogy(
             settings.skips, result.networks[name], color=color, ls="--",
-            label=f"κ of {settings.depth} such layers",
+            label=f"κ of {settings.depth} layers, {name}",
         )  # fmt: skip
     left.set(
         title="W + βI is singular at β = 1 and 1.2",
@@ -231,8 +231,8 @@ def plot(result: Result) -> dict[str, Figure]:
                 values = np.log10(np.maximum(values, 1e-300)).clip(bins[0], bins[-1])
                 label = f"α = {alpha:g}"
                 axes.hist(values, bins, histtype="step", color=color, lw=1.8, label=label)
-    left_.set(title="(25): left of 0 contradicts it", xlabel="log₁₀ λmin(Γ) / (25), cut at ±2")
-    right_.set(title="(26): right of 0 contradicts it", xlabel="log₁₀ λmax(Γ) / (26)")
+    left_.set(title="bound (25): violated left of 0", xlabel="log₁₀ λmin(Γ) / (25), cut at ±2")
+    right_.set(title="bound (26): violated right of 0", xlabel="log₁₀ λmax(Γ) / (26)")
     for axes in (left_, right_):
         axes.axvline(0.0, color=REAL, ls=":")
         axes.set_ylabel("random layers (d = m = n = 4)")

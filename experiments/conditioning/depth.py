@@ -103,7 +103,7 @@ def plot(result: Result) -> dict[str, Figure]:
     axes = first.subplots()
     for (name, one), color in zip(fixed.items(), COLORS, strict=False):
         plot_draws(axes, one.values, one.condition, label=f"κ, {name}", color=color)
-        plot_draws(axes, one.values, one.bound, label="convex bound", color=color, style="--")
+        plot_draws(axes, one.values, one.bound, label=f"bound, {name}", color=color, style="--")
     axes.set(xlabel="depth L (weight matrices)", ylabel="condition number", ylim=(0, None))
     axes.legend(frameon=False, fontsize=9, ncols=2)
     tidy(axes)

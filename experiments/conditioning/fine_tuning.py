@@ -164,10 +164,12 @@ def plot(result: dict[int, list[Row]]) -> dict[str, Figure]:
     figure = Figure(figsize=(14, 4.2), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
     ways = _by_way(result)
+    ranks = sorted({rows[0].rank for rows in ways.values() if rows[0].kind == "lora"})
+    dashes = dict(zip(ranks, ("-", "--", "-.", ":", (0, (1, 4))), strict=False))
     for label, rows in ways.items():
         row = rows[0]
-        alpha = 1.0 if row.kind != "lora" else 0.4 + 0.6 / (1 + row.rank) ** 0.5
-        left.loglog(np.arange(1, len(row.eigenvalues) + 1), row.eigenvalues, alpha=alpha,
+        dash = "-" if row.kind != "lora" else dashes[row.rank]
+        left.loglog(np.arange(1, len(row.eigenvalues) + 1), row.eigenvalues, ls=dash,
                     color=COLORS[row.kind], label=f"{label} ({row.weights})")  # fmt: skip
     left.set(xlabel="rank k", ylabel="eigenvalue of the Gauss-Newton matrix")
     left.set_title("spectra, first seed (trained weights)", fontsize=10)

@@ -121,7 +121,7 @@ def plot(result: Result) -> dict[str, Figure]:
     axes = first.subplots()
     for (n, one), color in zip(result.width.items(), (PREDICTED, REAL), strict=True):
         plot_draws(axes, one.values, one.condition, label=f"κ, n = {n}", color=color)
-        plot_draws(axes, one.values, one.bound, label="bound (11)", color=color, style="--")
+        plot_draws(axes, one.values, one.bound, label=f"bound, n = {n}", color=color, style="--")
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set(title=f"rank of the data {result.rank}", xlabel="hidden width m",

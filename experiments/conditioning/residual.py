@@ -119,7 +119,7 @@ def _draw(
         label = "no skip" if name == "0" else f"β = {name}"
         plot_draws(axes, one.values, one.condition, label=f"κ, {label}", color=COLORS[name])
         middle = np.median(one.bound, axis=1)
-        axes.plot(one.values, middle, "--", color=COLORS[name], label="convex bound")
+        axes.plot(one.values, middle, "--", color=COLORS[name], label=f"bound, {label}")
     axes.set(title=title, xlabel="depth L (weight matrices)", ylabel="condition number")
     axes.set_yscale("log")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -115,11 +115,18 @@ def plot(result: dict[int, Layers]) -> dict[str, Figure]:
             plot_draws(axes, x, table, label=label, color=color)
         plot_draws(others[0], x, one.terms, label=label, color=color)
         plot_draws(others[1], x, one.terms * one.weights, label=label, color=color)
-    titles = ("κ²(W^{l−1:1})", "κ²(W^{L:l+1})", "σ²min(W^{l−1:1})", "σ²min(W^{L:l+1})")
-    more = ("κ²(W^{L:l+1}) κ²(W^{l−1:1})", "the same times γ_l")
-    for axes, title in zip((*panels, *others), (*titles, *more), strict=True):
+    inner, outer = "(W^{l-1:1})", "(W^{L:l+1})"
+    condition, smallest, product = (
+        r"\kappa^2",
+        r"\sigma^2_\min",
+        rf"\kappa^2{outer}\,\kappa^2{inner}",
+    )
+    names = (condition + inner, condition + outer, smallest + inner, smallest + outer)
+    product = rf"\kappa^2{outer}\,\kappa^2{inner}"
+    more = (product, rf"\gamma_l\,{product}")
+    for axes, name in zip((*panels, *others), (*names, *more), strict=True):
         axes.set_yscale("log")
-        axes.set(title=title, xlabel="layer l")
+        axes.set(ylabel=f"${name}$", xlabel="layer l")
         axes.legend(frameon=False, fontsize=8)
         tidy(axes)
     return {"gnc-11": first, "gnc-12": second}

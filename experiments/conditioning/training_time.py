@@ -152,7 +152,7 @@ def plot(result: list[Row]) -> dict[str, Figure]:
     figure = Figure(figsize=(10.5, 4.4), layout="constrained")
     left, right = figure.subplots(1, 2)
     known = np.isfinite(columns["real"])
-    for white, color, label in ((True, PREDICTED, "whitened"), (False, REAL, "centred only")):
+    for white, color, label in ((True, PREDICTED, "whitened"), (False, REAL, "centered only")):
         chosen = known & (columns["whitened"] == white)
         left.loglog(columns["condition"][chosen], columns["real"][chosen], "o", color=color,
                     alpha=0.7, label=f"{label}, real")  # fmt: skip
@@ -164,7 +164,7 @@ def plot(result: list[Row]) -> dict[str, Figure]:
     if np.any(known):
         ends = [np.min(columns["real"][known]), np.max(columns["real"][known])]
         right.loglog(ends, ends, color="0.45", lw=0.9, label="equal")
-    left.set(xlabel="condition number at initialisation", ylabel="steps of gradient descent")
+    left.set(xlabel="condition number at initialization", ylabel="steps of gradient descent")
     right.set(xlabel="steps, forecast from the kernel", ylabel="steps of gradient descent")
     for axes in (left, right):
         axes.legend(frameon=False, fontsize=9)
@@ -181,7 +181,7 @@ def measure(result: list[Row]) -> dict[str, list[str]]:
         return {"ours-kappa-time": lines}
     groups = {"all": known} | {
         name: known & (columns["whitened"] == white)
-        for name, white in (("whitened", True), ("centred only", False))
+        for name, white in (("whitened", True), ("centered only", False))
     }
     for name, chosen in groups.items():
         if np.sum(chosen) < 3:

@@ -112,13 +112,13 @@ def plot(result: dict[str, Panel]) -> dict[str, Figure]:
         figure.subplots(1, len(result), squeeze=False)[0], result.items(), strict=True
     ):
         for kind, one, color in (
-            ("centred only", panel.plain, REAL), ("whitened", panel.whitened, PREDICTED)
+            ("centered only", panel.plain, REAL), ("whitened", panel.whitened, PREDICTED)
         ):  # fmt: skip
             plot_draws(axes, one.values, one.condition, label=f"κ, {kind}", color=color)
             plot_draws(
-                axes, one.values, one.bound, label="convex bound", color=color, style="--"
+                axes, one.values, one.bound, label=f"bound, {kind}", color=color, style="--"
             )  # fmt: skip
-        axes.axhline(panel.covariance_condition, color="0.45", ls=":", label="κ(Σ), centred only")
+        axes.axhline(panel.covariance_condition, color="0.45", ls=":", label="κ(Σ), centered only")
         axes.set_yscale("log")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set(title=f"{name}, rank {panel.rank}", xlabel="depth L", ylabel="condition number")

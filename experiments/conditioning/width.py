@@ -199,6 +199,9 @@ def plot(result: Result) -> dict[str, Figure]:
         plot_rank_sensitivity(right, rank_sensitivity(found))
         left.set_title(f"epoch {epoch}: spectrum")
         right.set_title(f"epoch {epoch}: κ by rank")
+        for axes in (left, right):
+            axes.legend(frameon=False)
+            tidy(axes)
     second = Figure(figsize=(10.5, 4.2), layout="constrained")
     left, right = second.subplots(1, 2)
     for (width, runs), color in zip(result.runs.items(), SHADES, strict=False):

@@ -169,7 +169,7 @@ def plot(result: list[Pair]) -> dict[str, Figure]:
                   label=label)  # fmt: skip
     last = max(max(time) for pair in result for time in pair.times())
     axes.plot([0, last], [0, last], color="0.5", lw=0.8)
-    axes.set(xlabel="real training time, steps", ylabel="forecast, steps")
+    axes.set(xlabel="real training time, steps", ylabel="predicted training time, steps")
     axes.legend(frameon=False, fontsize=9)
     tidy(axes)
     return {"ours-gn-forecast": figure}

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from jaxtyping import Array
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from experiments import cuts
 from experiments.gauss_newton.training import Phase, load, train
@@ -208,6 +209,7 @@ def plot(result: list[Path]) -> dict[str, Figure]:
         _draw(axes, epochs[1:], values, PALETTE[name], NAMES[name])
     axes.axhline(0, color="0.5", lw=0.8)
     axes.set(xlabel="epoch", ylabel="change of a batch's loss by its own step (%)")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(frameon=False, fontsize=9)
     tidy(axes)
     figures["xgn-3"] = figure
@@ -220,10 +222,10 @@ def plot(result: list[Path]) -> dict[str, Figure]:
         _draw(panels[1], epochs, 1 - _stack(result, name, "distance"), color, label)
         for axes, block in zip(panels[2:], chosen, strict=True):
             _draw(axes, epochs, _stack(result, name, "cka")[:, block], color, label)
-    panels[0].set(yscale="log", ylabel="turning of the kernel, an epoch")
-    panels[1].set(ylabel="similarity of the kernel with its start")
+    panels[0].set(yscale="log", ylabel="change of the kernel per epoch")
+    panels[1].set(ylabel="similarity to the initial kernel")
     for axes, block in zip(panels[2:], chosen, strict=True):
-        axes.set(ylabel=f"CKA with the start, block {block + 1} of {blocks}")
+        axes.set(ylabel=f"CKA with initialization, block {block + 1} of {blocks}")
     figures["xgn-4"] = _finish(figure, panels)
 
     count = result[0].cosine.shape[1]
@@ -234,7 +236,7 @@ def plot(result: list[Path]) -> dict[str, Figure]:
                 values = _stack(result, name, what)[:, index]
                 _draw(axes, epochs, values, PALETTE[name], NAMES[name])
                 half = f"block {index // 2 + 1}, half {index % 2 + 1}"
-                words = {"cosine": "cosine with the start", "norm": "norm over its start"}[what]
+                words = {"cosine": "cosine with initial", "norm": "norm / initial norm"}[what]
                 axes.set(ylabel=f"{words}\n{half}", yscale="log" if what == "norm" else "linear")
     figures["xgn-9"] = _finish(figure, panels)
 
@@ -242,7 +244,7 @@ def plot(result: list[Path]) -> dict[str, Figure]:
     for name in found:
         for block, axes in enumerate(panels):
             _draw(axes, epochs, _stack(result, name, "cka")[:, block], PALETTE[name], NAMES[name])
-            axes.set(ylabel=f"CKA with the start, block {block + 1}")
+            axes.set(ylabel=f"CKA with initialization, block {block + 1}")
     figures["xgn-10"] = _finish(figure, panels)
 
     figure, panels = _panels(blocks)

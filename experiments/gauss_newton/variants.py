@@ -32,7 +32,8 @@ from jaxttp.plots import tidy
 
 RISE, OVERSHOOT, FLOOR, TARGET = 3.0, 100.0, 1e-16, 1e-3
 COLORS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-NAMES = {"gn": "Gauss-Newton", "ggn": "generalised GN", "adam": "Adam", "sgd": "SGD"}
+DASHES = ("-", "--", "-.", ":", (0, (6, 1)), (0, (3, 1, 1, 1)), "-")
+NAMES = {"gn": "Gauss-Newton", "ggn": "generalized GN", "adam": "Adam", "sgd": "SGD"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,7 +236,7 @@ def plot(
     for axes, (row, name) in zip(grid.flat, itertools.product(data, panels), strict=True):
         part, kind = name.split("_")
         own = [curve for curve in result if curve.data == row]
-        for curve, color in zip(own, COLORS, strict=False):
+        for curve, color, dash in zip(own, COLORS, DASHES, strict=False):
             values = getattr(curve, name)
             if kind == "loss":
                 values = np.maximum(values, FLOOR)
@@ -244,7 +245,8 @@ def plot(
                 values = 100 * values if "%" in score else values
                 middle = values.mean(axis=1)
             rates = ", ".join(f"{rate:g}" for rate in curve.rates.values())
-            axes.plot(curve.time, middle, color=color, lw=1.8, label=f"{curve.label} ({rates})")
+            label = curve.label if curve.label.endswith(f" {rates}") else f"{curve.label} ({rates})"
+            axes.plot(curve.time, middle, color=color, ls=dash, lw=1.8, label=label)
             axes.fill_between(
                 curve.time, values.min(axis=1), values.max(axis=1), color=color, alpha=0.18, lw=0
             )

@@ -31,6 +31,7 @@ from jaxttp.plots import GREY, MARKERS, OTHER, PREDICTED, REAL, tidy
 
 THRESHOLDS = (0.01, 0.1, 0.4)
 LABELS = {"re-linearised": PREDICTED, "one kernel": OTHER}
+NAMES = {"re-linearised": "relinearized", "one kernel": "one kernel"}
 CLAIM = {
     "ours-bands": "Bands of a level of 90 % around the re-linearised forecast hold 80 to 97 % of "
     "the real SGD runs under the same batch protocol. (ours)",
@@ -184,7 +185,7 @@ def plot(result: Result) -> dict[str, Figure]:
     t = np.arange(runs.curves.shape[1])
     for label, color in LABELS.items():
         low, high = runs.bands[label, level].loss
-        left.fill_between(t, low, high, color=color, alpha=0.3, lw=0, label=f"band, {label}")
+        left.fill_between(t, low, high, color=color, alpha=0.3, lw=0, label=f"band, {NAMES[label]}")
     for i, curve in enumerate(runs.curves):
         left.semilogy(t, curve, color=REAL, lw=0.6, label=None if i else "real runs")
     left.set_yscale("log")
@@ -195,11 +196,13 @@ def plot(result: Result) -> dict[str, Figure]:
         for place, (label, color) in zip((-0.25, 0.25), LABELS.items(), strict=True):
             low, high = runs.bands[label, level].steps[j]
             middle.plot([low, high], [j + place] * 2, color=color, lw=5, alpha=0.7,
-                        label=None if j else f"band, {label}")  # fmt: skip
+                        label=None if j else f"band, {NAMES[label]}")  # fmt: skip
         middle.plot(runs.times[:, j], j + spread, "o", color=REAL, ms=3,
                     label=None if j else "real runs")  # fmt: skip
     middle.set_yticks(range(len(THRESHOLDS)), [f"{100 * e:g} %" for e in THRESHOLDS])
-    middle.set(xlabel="training time, steps", ylabel="fraction of the drop", title=task)
+    middle.set(
+        xlabel="training time, steps", ylabel="fraction of the loss decrease left", title=task
+    )
     levels = sorted(settings.levels)
     right.plot([0, 100], [0, 100], color=GREY, lw=1, ls=":")
     for (name, one), marker, dark in zip(result.runs.items(), MARKERS, COLORS, strict=False):

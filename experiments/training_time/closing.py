@@ -146,16 +146,18 @@ def plot(result: Result) -> dict[str, Figure]:
     figure = Figure(figsize=(11.5, 4.3), layout="constrained")
     left, right = figure.subplots(1, 2)
     left.semilogy(first.real, color=REAL, lw=2.4, label="real training")
-    left.semilogy(first.before, "--", color=GREY, lw=2, label="before training")
+    left.semilogy(first.before, "--", color=GREY, lw=2, label="forecast before training")
     at = round(settings.shown * settings.steps)
     curve = first.corrected[settings.shown]
-    left.semilogy(np.arange(at, len(curve)), curve[at:], color=COLORS[0], lw=1.8, label="corrected")
+    left.semilogy(
+        np.arange(at, len(curve)), curve[at:], color=COLORS[0], lw=1.8, label="corrected forecast"
+    )
     left.axvline(at, color=GREY, lw=1, ls=":")
     left.set(xlabel="step", ylabel="training loss", title=f"{first.task}, η = {settings.rate:g}")
     before = float(np.mean([_off(one.before, one.real) for one in result.loops]))
-    right.axhline(before, color=GREY, ls="--", lw=2, label="before training")
+    right.axhline(before, color=GREY, ls="--", lw=2, label="forecast before training")
     errors = [_errors(result, fraction) for fraction in settings.fractions]
-    right.plot(settings.fractions, errors, "o-", color=COLORS[0], label="corrected")
+    right.plot(settings.fractions, errors, "o-", color=COLORS[0], label="corrected forecast")
     right.set(xlabel="fraction of the steps seen", ylabel="mean error of training times, steps",
               title=f"{len(result.loops)} tasks")  # fmt: skip
     right.set_ylim(bottom=0)

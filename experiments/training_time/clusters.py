@@ -102,7 +102,7 @@ class Result:
         settings: how.
         labels: (N,).
         points: "gradients", "features" and "trajectories".
-        times: step at which a sample is learnt (N,), T + 1 for never.
+        times: step at which a sample is learned (N,), T + 1 for never.
         groups: of the samples by their losses (N,).
     """
 
@@ -183,23 +183,23 @@ def plot(result: Result) -> dict[str, Figure]:
     for axes, name in zip(first.subplots(1, 2), ("features", "gradients"), strict=True):
         found = result.points[name]
         _classes(axes, found.plane, result.labels, "class")
-        axes.set(title=f"{settings.components} components of the {name}\nnearest class mean right: "
-                 f"{100 * found.nearest:.0f} %")  # fmt: skip
+        axes.set(title=f"{name}: nearest class mean right for {100 * found.nearest:.0f} %")
     second = Figure(figsize=(13, 4.4), layout="constrained")
     left, middle, right = second.subplots(1, 3)
     plane = result.points["trajectories"].plane
     _classes(left, plane, result.labels, "class")
-    left.set(title="predicted trajectories by class")
+    left.set(title="predicted trajectories, by class")
     dots = middle.scatter(*plane.T, c=result.times, cmap="viridis", s=22)
-    second.colorbar(dots, ax=middle, label="step at which a sample is learnt")
+    second.colorbar(dots, ax=middle, label="step at which a sample is learned")
     middle.set(title="by training time")
     _classes(right, plane, result.groups, "group")
-    right.set(title="by k-means of the losses (0 learns last)")
+    right.set(title="by k-means of the losses (group 0: last)")
     for axes in (*first.axes, left, middle, right):
-        axes.set(xticks=[], yticks=[])
+        axes.set(xticks=[], yticks=[], xlabel="t-SNE 1", ylabel="t-SNE 2")
         tidy(axes)
-    for figure in (first, second):
-        figure.suptitle(name_of(settings.task), fontsize=11)
+    task = name_of(settings.task)
+    first.suptitle(f"{task}: {settings.components} components", fontsize=11)
+    second.suptitle(task, fontsize=11)
     return {"ttp-3a": first, "ttp-3b": second}
 
 

@@ -156,7 +156,7 @@ def plot(result: Result) -> dict[str, Figure]:
             axes.plot(at + 0.27 * i, values, mark, color="0.2", label=f"{words[1 + i]}, on the CPU")
     axes.set_xticks(at, [f"{task}\nN = {s.samples}" for task, s in result.seconds.items()])
     device = next(iter(result.seconds.values())).device
-    axes.set(ylabel="seconds, compilation apart", yscale="log",
+    axes.set(ylabel="seconds without compilation", yscale="log",
              title=f"T = {settings.steps} steps, full batch, {device}")  # fmt: skip
     axes.margins(y=0.15)
     axes.legend(frameon=False, fontsize=9)

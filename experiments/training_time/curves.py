@@ -186,7 +186,7 @@ def plot(result: Result) -> dict[str, Figure]:
         for name, color in zip(chosen, (PREDICTED, OTHER), strict=True):
             axes.plot(100 * noises.sde[name][1], "--", color=color, lw=1.8, label=name)
     panels[1].set(title=f"SGD, batches of {settings.batch_size}: noise follows the loss")
-    panels[2].set(title="constant noise")
+    panels[2].set(title=f"SGD, batches of {settings.batch_size}: constant noise")
     for axes in panels:
         axes.set(xlabel="step")
         axes.legend(frameon=False, fontsize=9)

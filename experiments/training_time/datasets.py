@@ -16,7 +16,7 @@ CLAIM = {
     "ttp-table-2": "Images, classes, mean samples a class and imbalance of the target data sets. "
     "(TTP Table 2)",
 }
-HEADS = ("data set", "samples", "classes", "mean samples a class", "imbalance factor")
+HEADS = ("data set", "samples", "classes", "mean samples per class", "imbalance factor")
 
 
 @dataclasses.dataclass(frozen=True)

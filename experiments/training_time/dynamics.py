@@ -185,7 +185,8 @@ def plot(result: Result) -> dict[str, Figure]:
             for (name, curve), dash, color in zip(
                 one.forecasts.items(), dashes, (COLORS[0], COLORS[2], COLORS[3]), strict=False
             ):
-                axes.semilogy(curve, dash, color=color, lw=1.8, label=name)
+                label = name.replace("linearised", "linearized")
+                axes.semilogy(curve, dash, color=color, lw=1.8, label=label)
             axes.set(xlabel="step", ylabel="training loss", title=_title(one.case))
             axes.title.set_fontsize(10)
             axes.legend(frameon=False, fontsize=9)

@@ -171,7 +171,7 @@ def plot(result: Result) -> dict[str, Figure]:
     ):  # fmt: skip
         left.fill_between(t, curves.min(0), curves.max(0), color=color, alpha=0.2, lw=0)
         left.plot(t, np.median(curves, axis=0), color=color, lw=2, label=f"{label}, median")
-    left.plot(t, noise.ode, "--", color=GREY, lw=2, label="its ODE")
+    left.plot(t, noise.ode, "--", color=GREY, lw=2, label="ODE of eq (1)")
     unit = " N/λmax" if settings.relative else ""
     left.set(xlabel="step", ylabel="training loss", yscale="log",
              title=f"{name_of(settings.task)}: η = {settings.noisy_rate:g}{unit}, "

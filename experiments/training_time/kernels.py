@@ -195,15 +195,15 @@ def plot(result: Result) -> dict[str, Figure]:
     middle.plot(n, errors, "o-", color=REAL)
     middle.set_ylim(0, 1.25 * errors.max())
     middle.set_ylabel("relative error of Θ, Frobenius (%)", color=REAL)
-    middle.set(xlabel="samples N", title=f"{settings.kind} projection, D' = {settings.dim}")
+    middle.set(xlabel="samples N", title=f"{settings.kind.title()} projection, D' = {settings.dim}")
     clock = middle.twinx()
     for values, style, label in (
         ([size.exact_seconds for size in result.sizes], "s--", "exact"),
         ([size.projected_seconds for size in result.sizes], "s-", "projected"),
     ):
-        clock.plot(n, values, style, color=PREDICTED, label=label)
+        clock.plot(n, values, style, color=PREDICTED, label=f"{label}, seconds")
     clock.set_yscale("log")
-    clock.set_ylabel("seconds", color=PREDICTED)
+    clock.set_ylabel("seconds of a kernel", color=PREDICTED)
     clock.legend(frameon=False, fontsize=9, loc="lower right")
     for size, color in zip(result.sizes, COLORS, strict=False):
         values = size.spectrum[size.spectrum > 1e-9 * size.spectrum[0]]
@@ -213,7 +213,7 @@ def plot(result: Result) -> dict[str, Figure]:
     ranks = np.geomspace(*law.window, 20)
     line = float(law.coefficient) * ranks ** -float(law.exponent)
     right.loglog(ranks, line, "--", color=GREY, lw=3, alpha=0.7, zorder=0,
-                 label=f"k^−{float(law.exponent):.2f}")  # fmt: skip
+                 label=f"$k^{{-{float(law.exponent):.2f}}}$")  # fmt: skip
     right.set(xlabel="rank k", ylabel="eigenvalue of Θ/N", title="spectra of subsets")
     right.legend(frameon=False, fontsize=9)
     for axes in (left, middle, right):

@@ -188,8 +188,8 @@ def plot(result: Result) -> dict[str, Figure]:
     fractions = _levels(first)
     at = np.arange(len(fractions))
     rows = (
-        ("predicted", first.predicted, PREDICTED),
-        ("by the resolvent (ours)", first.resolvent, OURS),
+        ("predicted from the subset", first.predicted, PREDICTED),
+        ("predicted by the resolvent (ours)", first.resolvent, OURS),
         ("real", first.real, REAL),
     )
     for shift, (label, curve, color) in zip((-0.27, 0.0, 0.27), rows, strict=True):
@@ -204,7 +204,8 @@ def plot(result: Result) -> dict[str, Figure]:
     panels = other.subplots(1, 3)
     _curves(panels[0], second)
     for axes, rows, word in (
-        (panels[1], second.values, "eigenvalue of Θ/N"), (panels[2], second.fractions, "projection")
+        (panels[1], second.values, "eigenvalue of Θ/N"),
+        (panels[2], second.fractions, "squared projection of the residual / N"),
     ):  # fmt: skip
         names = (f"subset of {second.subset}", f"all {second.samples}", "predicted")
         for values, name, color in zip(rows, names, (OTHER, REAL, PREDICTED), strict=True):
@@ -225,7 +226,9 @@ def _curves(axes, pair: Larger) -> None:
     axes.loglog(t, pair.linear[1:], ":", color=GREY, lw=2, label="linearized, all samples")
     label = "predicted from the subset"
     axes.loglog(t, pair.predicted[1:], "--", color=PREDICTED, lw=2, label=label)
-    axes.loglog(t, pair.resolvent[1:], "-.", color=OURS, lw=2, label="by the resolvent (ours)")
+    axes.loglog(
+        t, pair.resolvent[1:], "-.", color=OURS, lw=2, label="predicted by the resolvent (ours)"
+    )
     axes.set(xlabel="step", ylabel="training loss (squared error)")
     axes.legend(frameon=False, fontsize=9)
 

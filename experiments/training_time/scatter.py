@@ -156,7 +156,7 @@ def plot(result: Result) -> dict[str, Figure]:
             some = [pair for pair in pairs if pair.task == task]
             predicted, real = _readings(some)
             if predicted.size:
-                label = f"{task}: slope {_slope(predicted, real):.2f}"
+                label = f"{task} (slope {_slope(predicted, real):.2f})"
                 axes.plot(real.ravel(), predicted.ravel(), marker, color=color,
                           ms=5, mec="none", label=label)  # fmt: skip
         kind = "gradient descent" if picture == "ttp-1a" else "SGD"
@@ -170,10 +170,11 @@ def plot(result: Result) -> dict[str, Figure]:
     panels = figure.subplots(1, len(TABLE), sharey=True)
     for i, (axes, epsilon) in enumerate(zip(panels, TABLE, strict=True)):
         for shift, rates, color, label in (
-            (-0.2, result.settings.low, COLORS[0], "low rates"),
-            (0.2, result.settings.high, COLORS[1], "high rate"),
+            (-0.2, result.settings.low, COLORS[0], "low"),
+            (0.2, result.settings.high, COLORS[1], "high"),
         ):
             values = [_errors(result, task, rates)[i] for task in tasks]
+            label = f"{label}: η = {', '.join(f'{rate:g}' for rate in rates)}"
             bars = axes.barh(np.arange(len(tasks)) + shift, values, 0.38, color=color, label=label)
             axes.bar_label(bars, fmt="%.1f", fontsize=8, padding=2)
         axes.set(title=f"ε = {100 * epsilon:g} %", xlabel="mean error, steps")

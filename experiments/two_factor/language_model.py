@@ -29,7 +29,7 @@ from experiments.two_factor.transformer import Transformer
 from jaxttp import from_nnx
 from jaxttp.dynamics.two_factor import balanced_features, two_factor_flow
 from jaxttp.models import LayerOutput
-from jaxttp.plots import PREDICTED, REAL
+from jaxttp.plots import PREDICTED, REAL, tidy
 from jaxttp.representation import (
     linear_cka,
     participation_ratio,
@@ -44,6 +44,7 @@ CLAIM = {
 }
 
 GREY = "0.45"
+STARTS = {"its start": "network's weights", "small balanced start": "small balanced weights"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -342,43 +343,41 @@ def figure(result: Result) -> Figure:
     a.semilogx(step, result.held_out_loss, color=REAL, ls=":", label="held-out text")
     a.set(title="A  Loss of the network", xlabel="step", ylabel="cross-entropy (nats)")
     b.semilogx(step, network.rankme, color=REAL, label="RankMe (singular values)")
-    b.semilogx(step, network.entropy_rank, color=REAL, ls="--", label="(eigenvalues)")
+    b.semilogx(step, network.entropy_rank, color=REAL, ls="--", label="RankMe (eigenvalues)")
     b.semilogx(step, network.participation, color=REAL, ls=":", label="participation ratio")
-    b.set(title=f"B  Network: directions of f, of {result.settings.width}", xlabel="step",
-          ylabel="directions")  # fmt: skip
+    b.set(title=f"B  Network: effective rank of f, at most {result.settings.width}", xlabel="step",
+          ylabel="effective rank")  # fmt: skip
     c.loglog(step, network.singular_f, color=REAL, lw=0.7, alpha=0.7)
-    c.set(title="C  Network", xlabel="step", ylabel="singular values of f")
+    c.set(title="C  Network: singular values", xlabel="step", ylabel="singular values of f")
     d.plot(network.loss, network.rankme, color=REAL, marker=".", label="network")
     for (name, flow), style in zip(flows.items(), ("--", "-"), strict=True):
-        d.plot(flow.loss, flow.rankme, color=PREDICTED, ls=style, label=f"flow, {name}")
+        d.plot(flow.loss, flow.rankme, color=PREDICTED, ls=style, label=f"flow, {STARTS[name]}")
     d.set_xlim(network.loss.max() * 1.03, 0)
     d.set(title="D  RankMe of f at equal loss", xlabel="loss of the probes (falling)",
           ylabel="RankMe (singular values)")  # fmt: skip
     small = flows["small balanced start"]
     e.loglog(small.clock[1:], small.singular_f[1:], color=PREDICTED, lw=0.7, alpha=0.7)
-    e.set(title="E  Flow from the small balanced start", xlabel="time (steps at rate 1)",
+    e.set(title="E  Flow from small balanced weights", xlabel="time (steps at rate 1)",
           ylabel="singular values of f")  # fmt: skip
     first, last = result.alpha_window
     f.semilogx(step, result.alpha, color=REAL, label=f"α-ReQ, ranks {first}-{last}")
     f.semilogx(step, result.cka, color=PREDICTED, label="CKA with step 0")
     f.semilogx(step, result.weight_cosine, color=GREY, label="weights' cosine with step 0")
     f.semilogx(step, result.imbalance, color="#009E73", label="sin∠(fᵀf, WWᵀ)")
-    f.set(title="F  Network: slope, and what else moved", xlabel="step", ylabel="value")
+    f.set(
+        title="F  Network: spectral slope and similarities",
+        xlabel="step",
+        ylabel="exponent, cosine or sine",
+    )
     for panel in (a, b, d, f):
         panel.legend(frameon=False, fontsize=8)
     for panel in axes:
-        panel.grid(alpha=0.25)
-        panel.spines[["top", "right"]].set_visible(False)
-    lines = [
-        f"{name}: " + "; ".join(f"{phase} {text}" for phase, text in found.items())
-        for name, found in result.phases.items()
-    ]
+        tidy(panel)
     settings = result.settings
-    title = (
+    out.suptitle(
         f"Transformer ({settings.depth} blocks, h = {settings.width}) on {result.corpus}; "
         f"RankMe of {settings.probes} contexts"
     )
-    out.suptitle("\n".join([title, *lines]), fontsize=10)
     return out
 
 

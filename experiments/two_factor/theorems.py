@@ -31,7 +31,7 @@ from jaxttp.dynamics.two_factor import (
     two_factor_flow,
     two_factor_observables,
 )
-from jaxttp.plots import PREDICTED, REAL
+from jaxttp.plots import PREDICTED, REAL, tidy
 from jaxttp.representation import rankme
 
 CLAIM = {
@@ -39,7 +39,8 @@ CLAIM = {
     "values, whose rates are known; the bounds at uniform prediction. (TFD Appendix B)"
 }
 
-GREY, GREEN, PURPLE = "0.45", "#009E73", "#CC79A7"
+GREY, GREEN = "0.45", "#009E73"
+COLORS = (GREY, REAL, "#E69F00", PREDICTED, "#CC79A7")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -277,13 +278,11 @@ def figure(result: Result) -> Figure:
     b.loglog(etas, last[0] * etas / etas[0], "--", color=GREY, label="slope 1")
     b.set(title=f"B  Its drift is O(η): slope {result.drift_slope:.3f}", xlabel="learning rate η",
           ylabel=f"drift at η × steps = {settings.span:g}")  # fmt: skip
-    b.set_xticks(etas, [f"{eta:g}" for eta in etas])
-    b.xaxis.minorticks_off()
     b.legend(frameon=False)
 
     for pair, color, label in (
-        (result.unbalanced, REAL, "any start"),
-        (result.balanced, PREDICTED, "balanced start"),
+        (result.unbalanced, REAL, "unbalanced"),
+        (result.balanced, PREDICTED, "balanced"),
     ):
         c.loglog(pair[1].ravel(), pair[0].ravel(), ".", ms=3, color=color, label=label)
     low, high = c.get_xlim()
@@ -298,10 +297,10 @@ def figure(result: Result) -> Figure:
             result.unbalanced_measured,
             ".",
             REAL,
-            "Theorem B.3, any start",
+            "Theorem B.3, unbalanced",
         ),
-        (result.unbalanced_lemma, result.unbalanced_measured, "+", GREEN, "Lemma B.1, any start"),
-        (result.theorem, result.measured, ".", PREDICTED, "Theorem B.3, balanced start"),
+        (result.unbalanced_lemma, result.unbalanced_measured, "+", GREEN, "Lemma B.1, unbalanced"),
+        (result.theorem, result.measured, ".", PREDICTED, "Theorem B.3, balanced"),
     ):
         error = np.abs(predicted - real) / np.abs(real).max()
         d.loglog(np.abs(real).ravel(), error.ravel(), mark, ms=4, color=color, label=label)
@@ -320,19 +319,19 @@ def figure(result: Result) -> Figure:
     ):
         e.semilogy(exponents, values[:, column], style, color=color, label=label)
     e.set(title="E  At uniform prediction ‖A‖₂ ≤ √N_max", xlabel="exponent of the class sizes",
-          ylabel="size")  # fmt: skip
+          ylabel="norm, or largest |gᵢ|")  # fmt: skip
     e.legend(frameon=False, fontsize=8)
 
-    shades = np.linspace(0.3, 1.0, len(result.rank))
-    for (exponent, rank), shade in zip(result.rank.items(), shades, strict=True):
-        f.semilogx(settings.rate * result.ts[1:], rank[1:], color=PURPLE, alpha=shade,
-                   label=f"exponent {exponent:g}")  # fmt: skip
+    for (exponent, rank), color in zip(result.rank.items(), COLORS, strict=False):
+        label = f"exponent {exponent:g}"
+        f.semilogx(settings.rate * result.ts[1:], rank[1:], color=color, label=label)
     f.set(title="F  Class imbalance: effective rank of f", xlabel="η × time",
           ylabel=f"RankMe (singular values), of {settings.width}")  # fmt: skip
     f.legend(frameon=False, fontsize=8)
     for axes in (a, b, c, d, e, f):
-        axes.grid(alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
+        tidy(axes)
+    b.set_xticks(etas, [f"{eta:g}" for eta in etas])
+    b.xaxis.minorticks_off()
     out.suptitle(
         f"Two-factor cross-entropy dynamics: b = {settings.samples}, h = {settings.width}, "
         f"V = {settings.classes}, summed loss, float64"

@@ -718,9 +718,10 @@ def stale_gradient_forecast(
         >>> import jax, jax.numpy as jnp
         >>> table = jnp.zeros((5, 5))
         >>> x = jnp.arange(240).reshape(60, 4) % 5
+        >>> y = (x + 1) % 5
         >>> found = stale_gradient_forecast(
-        ...     lambda w, x: w[x], table, x, (x + 1) % 5, x_watched=x[:4], y_watched=(x[:4] + 1) %
-        5, ...     optimizer=optax.adam(0.02), steps=200, batch_size=6, key=jax.random.key(0))
+        ...     lambda w, x: w[x], table, x, y, x_watched=x[:4], y_watched=y[:4], steps=200,
+        ...     optimizer=optax.adam(0.02), batch_size=6, key=jax.random.key(0))
         >>> found.loss.shape, bool(found.loss[-1] < found.loss[0]), found.fraction <= 0.2
         ((201,), True, True)
 

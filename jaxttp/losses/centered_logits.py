@@ -75,9 +75,9 @@ def centered(loss: Loss, classes: int) -> Loss:
 
     Example:
         >>> f, y = jnp.array([[1.0, 2.0, 6.0]]), jnp.eye(3)[:1]
-        >>> of_centered_logits = centered(cross_entropy, 3)
-        >>> abs(float(of_centered_logits.value(centered_logits(f), y) - cross_entropy.value(f, y)))
-        < 1e-6 True
+        >>> value = centered(cross_entropy, 3).value(centered_logits(f), y)
+        >>> abs(float(value - cross_entropy.value(f, y))) < 1e-6
+        True
     """
     sample_loss, error = _OfCenteredLogits(loss.sample_loss), _OfCenteredLogits(loss.error)
     return dataclasses.replace(

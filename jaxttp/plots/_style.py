@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import io
 import os
-import textwrap
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -20,7 +19,7 @@ from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.collections import QuadMesh
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogFormatter, MaxNLocator
+from matplotlib.ticker import LogFormatterSciNotation, MaxNLocator
 
 from jaxttp._core.files import replaced
 
@@ -60,7 +59,7 @@ def panels(count: int = 1, *, title: str = "", height: float = 4.6, **options: A
 
     Args:
         count: of panels.
-        title: above them.
+        title: one line above them, in smaller letters the longer it is.
         height: inches.
         options: of `matplotlib.figure.Figure.subplots`.
 
@@ -71,21 +70,30 @@ def panels(count: int = 1, *, title: str = "", height: float = 4.6, **options: A
     figure = ShownFigure(figsize=(width, height), layout="constrained")
     axes = figure.subplots(1, count, squeeze=False, **options)[0]
     if title:
-        lines = (textwrap.fill(line, int(10 * width)) for line in title.splitlines())
+        line = ", ".join(title.splitlines())
         # Names of files and classes may have dollars, which would begin a formula.
-        figure.suptitle("\n".join(lines), parse_math=False)
+        figure.suptitle(line, parse_math=False, fontsize=min(12.0, 120 * width / len(line)))
     return figure, axes
 
 
+class _LogTicks(LogFormatterSciNotation):
+    """All labels of a logarithmic axis in one format: decimals over a few decades, else powers."""
+
+    def __call__(self, x: float, pos: int | None = None) -> str:
+        label, (low, high) = super().__call__(x, pos), self.axis.get_view_interval()
+        return f"{x:g}" if label and low > 9e-4 and high < 2e5 else label
+
+
 def tidy(axes: Axes) -> None:
-    """A light grid, no frame on the right and above, whole steps, and decades in words."""
+    """A light grid, no frame on the right and above, whole steps, and one format of ticks."""
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     if axes.get_xscale() == "linear" and axes.get_xlabel().endswith((" step", "rank", "index")):
         axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=(1, 2, 5, 10)))
     for axis in (axes.xaxis, axes.yaxis):
         if axis.get_scale() == "log":  # beyond two decades in view the decades are enough
-            axis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.6)))
+            axis.set_major_formatter(_LogTicks(minor_thresholds=(2, 0.6)))
+            axis.set_minor_formatter(_LogTicks(minor_thresholds=(2, 0.6)))
 
 
 def positive(values: Any) -> np.ndarray:

@@ -41,11 +41,10 @@ def plot_spectrum(axes: Axes, result: ConditionNumber) -> None:
     values, rank = np.asarray(result.eigenvalues), int(result.rank or 0)
     axes.semilogy(np.arange(1, len(values) + 1), positive(values), color=PREDICTED, lw=1.8)
     if rank > 0:
-        words = f"smallest that counts, rank {rank}"
+        words = f"smallest nonzero, rank {rank}"
         axes.plot(rank, values[rank - 1], "*", color=REAL, ms=13, zorder=5, label=words)
     axes.axhline(float(result.tolerance), color=GREY, ls=":", label="n · eps · λmax")
     axes.set(xlabel="rank", ylabel="absolute eigenvalue")
-    axes.legend(frameon=False)
 
 
 def plot_rank_sensitivity(axes: Axes, result: RankSensitivity) -> None:
@@ -57,7 +56,6 @@ def plot_rank_sensitivity(axes: Axes, result: RankSensitivity) -> None:
         value = result.values[place[0]]
         axes.plot(result.rank, value, "*", color=REAL, ms=13, zorder=5, label=f"κ = {value:.3g}")
     axes.set(xlabel="rank", ylabel="condition number")
-    axes.legend(frameon=False)
 
 
 @figure_of
@@ -77,8 +75,8 @@ def plot_condition_number(result: ConditionNumber) -> Figure:
         plot_spectrum(axes, result)
     else:
         ends = [float(result.largest), float(result.smallest)]
-        axes.semilogy(["largest", "smallest that counts"], ends, "*", ms=13, color=REAL)
-        axes.set_ylabel("absolute eigenvalue (the ends that are known)")
+        axes.semilogy(["largest", "smallest nonzero"], ends, "*", ms=13, color=REAL)
+        axes.set_ylabel("absolute eigenvalue (largest and smallest)")
     return figure
 
 
@@ -97,7 +95,6 @@ def plot_conditioning(result: Conditioning) -> Figure:
     for (name, bound), style in zip(result.bounds.items(), ("--", ":"), strict=False):
         if np.isfinite(bound):
             right.axhline(bound, color=OTHER, ls=style, label=f"bound, {name}: {bound:.3g}")
-    right.legend(frameon=False)
     return figure
 
 

@@ -148,7 +148,7 @@ def _loss(axes: Axes, prediction: Prediction, run: TrainingRun | None, name: str
     for marker, (threshold, step) in zip(cycle(MARKERS), prediction.steps.items(), strict=False):
         text = f"{prediction.rule}, {prediction.metric} {threshold:g}"
         if prediction.rule == "relative":
-            text = f"within {100 * threshold:g} % of the drop"
+            text = f"within {100 * threshold:g} % of the loss decrease"
         text += f": {_when(step, prediction.stable)}"
         if run is not None:
             text += f", real {_when(real[threshold], run.finite).removeprefix('step ')}"
@@ -267,7 +267,7 @@ def plot_stale_gradients(result: StaleGradientForecast) -> Figure:
     figure, (axes,) = panels()
     _stale_gradients(axes, result, bounded=result.is_bounded)
     axes.plot(result.at, result.stale, "o:", color=GREY, ms=4, label="path of stale gradients")
-    axes.set(xlabel="training step", ylabel="loss of the watched sequences")
+    axes.set(xlabel="training step", ylabel="loss of the evaluated sequences")
     return figure
 
 

@@ -81,7 +81,7 @@ def plot_heat_map(axes: Axes, sweep: Sweep, threshold: float | Target) -> None:
         near = np.argwhere(table <= max(1.1 * fewest, fewest + 1))
         white: dict[str, Any] = {"mfc": "white", "mec": "black", "ls": "none"}
         x, y = [rates[column] for _, column in near], [row + 0.5 for row, _ in near]
-        axes.plot(x, y, "o", ms=5, label="at most 10% more, or a step", **white)
+        axes.plot(x, y, "o", ms=5, label="at most 10 % or 1 step more", **white)
         x, y = rates[columns[best]], at[best] + 0.5
         axes.plot(x, y, "*", ms=17, label="fewest steps", **white)
     axes.set_yticks(rows[:-1] + 0.5, [_row_name(sweep.named(i)) for i in firsts])
@@ -111,13 +111,13 @@ def plot_pareto(axes: Axes, sweep: Sweep, threshold: float | Target) -> None:
     if isinstance(threshold, Target) and threshold.metric == "loss":
         axes.axhline(threshold.value, color=GREY, lw=1.2, ls=":", label=threshold.words())
     unit = "samples seen" if sweep.step_seconds is None else "seconds"
-    axes.set(xlabel=f"{unit} until there", ylabel="predicted loss at the horizon")
+    axes.set(xlabel=f"{unit} until the target", ylabel="predicted loss at the horizon")
     if np.any(reached):
         # Nothing is spent on a goal that holds before training, and 0 has no logarithm.
         axes.set_xscale("linear" if np.any(cost[reached] <= 0) else "log")
         axes.set_yscale("log")
     else:
-        axes.annotate("no setting gets there", (0.5, 0.5), xycoords="axes fraction", ha="center")
+        axes.annotate("no setting reaches it", (0.5, 0.5), xycoords="axes fraction", ha="center")
     axes.margins(x=0.25, y=0.1)
     axes.legend(**BELOW)
 

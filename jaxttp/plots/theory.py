@@ -36,7 +36,7 @@ def plot_fractions(axes: Axes, result: TaskSpectrum) -> None:
     ranks = np.arange(1, len(result.values) + 1)
     for fractions, color, style, label in (
         (result.residual, PREDICTED, "-", "residual"),
-        (result.labels, OTHER, "--", "centred labels"),
+        (result.labels, OTHER, "--", "centered labels"),
     ):
         axes.semilogx(ranks, 100 * np.cumsum(fractions), style, color=color, label=label)
     axes.set(xlabel="leading eigenvectors", ylabel="fraction (%)", ylim=(0, 103))
@@ -70,7 +70,7 @@ def plot_power_law(result: PowerLaw) -> Figure:
 
 @figure_of
 def plot_density(result: SpectralDensity, *, width: float = 0.3) -> Figure:
-    """The density of eigenvalues over their logarithm, with its standard error.
+    """The density of eigenvalues over their logarithm, with its standard error, sign by sign.
 
     Args:
         result: of `jaxttp.ntk.spectral_density`.
@@ -80,8 +80,7 @@ def plot_density(result: SpectralDensity, *, width: float = 0.3) -> Figure:
     nodes, weights = np.asarray(result.nodes), np.asarray(result.weights)
     counts = (np.abs(nodes) > float(result.rounding)) & (weights > 0)
     logs = np.log(np.where(counts, np.abs(nodes), 1.0))
-    has_negative = bool(np.any(counts & (nodes < 0)))
-    for sign, color, name in ((1, PREDICTED, "eigenvalues"), (-1, REAL, "negative eigenvalues")):
+    for sign, color, name in ((1, PREDICTED, "positive"), (-1, REAL, "negative")):
         side = counts & (sign * nodes > 0)
         if not side.any():
             continue
@@ -91,17 +90,17 @@ def plot_density(result: SpectralDensity, *, width: float = 0.3) -> Figure:
         density, error = (
             result.size * np.asarray(part) for part in result.integral(lambda _, b=bumps: b)
         )
-        axes.semilogx(np.exp(grid), density, color=color, label=name if has_negative else None)
+        x, ends = sign * np.exp(grid), (density - error, density + error)
+        axes.plot(x, density, color=color, label=f"{name} eigenvalues")
         if len(nodes) > 1:
             words = f"± standard error ({len(nodes)} probes)"
-            low, high = density - error, density + error
-            axes.fill_between(np.exp(grid), low, high, alpha=0.3, color=color, lw=0, label=words)
+            axes.fill_between(x, *ends, alpha=0.3, color=color, lw=0, label=words)
     zeros, spread = map(float, result.zeros())
     if zeros >= 0.5:
-        words = f"zero to rounding: {with_error(zeros, spread)}"
-        axes.plot([], [], "o", color=OTHER, label=words)
-    size = "size of the eigenvalue" if has_negative else "eigenvalue"
-    axes.set(xlabel=size, ylabel="eigenvalues for each factor of e")
+        axes.plot([], [], "o", color=OTHER, label=f"rounded to 0: {with_error(zeros, spread)}")
+    signed: dict[str, Any] = {"value": "symlog", "linthresh": np.exp(logs.min() - 4 * width)}
+    axes.set_xscale(**signed if np.any(counts & (nodes < 0)) else {"value": "log"})
+    axes.set(xlabel="eigenvalue", ylabel="eigenvalues for each factor of e")
     axes.set_ylim(bottom=0)
     return figure
 
