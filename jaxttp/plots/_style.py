@@ -80,6 +80,7 @@ class _LogTicks(LogFormatterSciNotation):
     """All labels of a logarithmic axis in one format: decimals over a few decades, else powers."""
 
     def __call__(self, x: float, pos: int | None = None) -> str:
+        assert self.axis is not None  # set by matplotlib
         label, (low, high) = super().__call__(x, pos), self.axis.get_view_interval()
         return f"{x:g}" if label and low > 9e-4 and high < 2e5 else label
 
