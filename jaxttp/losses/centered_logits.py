@@ -15,7 +15,6 @@ from collections.abc import Callable
 
 import jax.numpy as jnp
 import numpy as np
-import scipy.linalg
 from jaxtyping import Array, Float
 
 from jaxttp._core.compile import jit
@@ -34,7 +33,9 @@ def basis(classes: int) -> np.ndarray:
         >>> basis(2).round(3).tolist()
         [[0.707], [-0.707]]
     """
-    return scipy.linalg.helmert(classes).T
+    from scipy.linalg import helmert  # a tenth of a second that `import jaxttp` need not take
+
+    return helmert(classes).T
 
 
 @jit
