@@ -59,7 +59,7 @@ def test_a_real_process(tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     cells = table(done.stdout)
-    assert cells[0] == ["loss within", "steps", "seconds"]
+    assert cells[0] == ["loss", "steps", "seconds"]
     written = json.loads((folder / "prediction.json").read_text())
     assert [row[1] for row in cells[1:4]] == [str(t) for t in written["steps"].values()]
     assert cells[4][1] == "15"

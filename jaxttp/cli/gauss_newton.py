@@ -39,7 +39,7 @@ def gauss_newton(given: Given) -> None:
 
 def _print(console: Console, result: Any) -> None:
     say(console, result.description)
-    rows = table("loss within", "forecast steps", "real steps")
+    rows = table("loss", "forecast steps", "real steps")
     times = {
         f"{100 * goal:g} % of the decrease left": pair for goal, pair in result.times().items()
     }

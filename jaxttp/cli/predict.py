@@ -57,7 +57,7 @@ def _print(console: Console, result: Any) -> None:
     if (total := result.settings.total_samples) is not None:
         console.print(f"for {total:,} samples, read off these and their halves")
     real = [] if run is None else ["real steps", "real seconds"]
-    rows = table(f"{prediction.metric} within", "steps", "seconds", *real)
+    rows = table(prediction.metric, "steps", "seconds", *real)
     horizon = prediction.horizon
     for one in result.arrivals.values():
         row = cells(one.steps, one.seconds, one.unsure, horizon=horizon)

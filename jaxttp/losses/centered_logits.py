@@ -33,7 +33,7 @@ def basis(classes: int) -> np.ndarray:
         >>> basis(2).round(3).tolist()
         [[0.707], [-0.707]]
     """
-    from scipy.linalg import helmert  # a tenth of a second that `import jaxttp` need not take
+    from scipy.linalg import helmert  # 0.1 s of `import jaxttp`
 
     return helmert(classes).T
 
