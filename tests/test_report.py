@@ -34,7 +34,7 @@ def test_the_page_has_curves_spectrum_sweep_settings_and_versions(text):
     assert text.count("<figure>") == text.count("<img ") == 3
     prediction = report.forecast.prediction
     for threshold, step in prediction.steps.items():
-        assert f"<td>{100 * threshold:g} % of the drop left</td><td>{step}</td>" in text
+        assert f"<td>{100 * threshold:g} % of the loss decrease left</td><td>{step}</td>" in text
     assert f"<td>samples per class</td><td>{report.forecast.settings.samples_per_class}" in text
     for name, version in report.versions.items():
         assert f"<td>{name}</td><td>{version}</td>" in text

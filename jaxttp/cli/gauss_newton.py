@@ -7,6 +7,7 @@ from rich.console import Console
 from jaxttp.cli._options import FORECAST, TRAINING, Given, Option, takes
 from jaxttp.cli._shell import figure, say
 from jaxttp.cli._tables import table
+from jaxttp.losses.rule import goal_words
 
 
 @takes(
@@ -40,10 +41,8 @@ def gauss_newton(given: Given) -> None:
 def _print(console: Console, result: Any) -> None:
     say(console, result.description)
     rows = table("loss", "forecast steps", "real steps")
-    times = {
-        f"{100 * goal:g} % of the decrease left": pair for goal, pair in result.times().items()
-    }
-    for words, pair in times.items():
+    for goal, pair in result.times().items():
+        words = goal_words(goal, "relative")
         rows.add_row(words, *(str(time) if time >= 0 else "not reached" for time in pair))
     console.print(rows)
     ranks, loss, error = result.ranks, result.loss, result.error

@@ -88,7 +88,7 @@ def test_steps_become_tokens_and_seconds(task, folder):
     assert half.seconds == 75.5
     assert (never.step, never.earliest, never.tokens, never.seconds) == (-1, -1, None, None)
     assert "loss below 2.5: step 151 (121 to 181), 9,664 tokens, " in str(found)
-    assert found.goals[1].words == "10 % of the decrease left"
+    assert found.goals[1].words == "10 % of the loss decrease left"
     assert found.goals[1].step == 271
     assert json.loads(json.dumps(found.to_json()))["goals"][-1]["step"] == -1
 
