@@ -131,7 +131,8 @@ def measure(result: Result) -> dict[str, list[str]]:
         if name == "bounds":
             continue
         ends = [
-            f"L = {depth}: {row.mean():.3g} ± {row.std():.2g}, bound {bound.mean():.3g}"
+            f"L = {depth}: {row.mean():.3g} ± {row.std():.2g}, bound {bound.mean():.3g} "
+            f"({np.mean(bound / row):.2g} times)"
             for depth, row, bound in zip(one.values, one.condition, one.bound, strict=True)
         ]
         line = f"{name}: {'; '.join(ends)}; κ - 1 ~ L^{exponent(one):.2f}"

@@ -155,6 +155,10 @@ def _lines(curves: dict[str, ConditionSweep], names: tuple[str, ...]) -> list[st
         ratio = np.mean(one.bound / one.condition)
         broken = int(np.sum(one.condition > one.bound * (1 + 1e-6)))
         lines.append(f"β = {name}: {'; '.join(each)}; bound/κ {ratio:.3g}, violations {broken}")
+        gain = 1 - np.mean(one.condition, axis=1) / np.mean(curves["0"].condition, axis=1)
+        deep = gain[np.array(one.values) >= 4]
+        if name != "0" and deep.size:
+            lines[-1] += f"; from L = 4 on κ falls by {deep.min():.0%} to {deep.max():.0%}"
     return lines
 
 

@@ -25,6 +25,7 @@ CLAIM = {
     "(GNC Figure 18)",
 }
 
+LOSS = 0.1
 SHADES = ("#D55E00", "#E69F00", "#56B4E9", "#0072B2", "#000000")
 
 
@@ -219,6 +220,13 @@ def plot(result: Result) -> dict[str, Figure]:
     return {"gnc-9": first, "gnc-18": second}
 
 
+def _epoch_below(runs: list[Run]) -> float:
+    """Epoch at which the median loss of the seeds first falls below `LOSS`, inf if never."""
+    loss = np.median(np.stack([one.loss for one in runs], axis=1), axis=1)
+    below = np.flatnonzero(loss < LOSS)
+    return runs[0].epochs[-1] * below[0] / (len(loss) - 1) if below.size else np.inf
+
+
 def measure(result: Result) -> dict[str, list[str]]:
     """Kappa by width and epoch, the loss at the end; kappa at neighbouring ranks."""
     lines = []
@@ -228,7 +236,8 @@ def measure(result: Result) -> dict[str, list[str]]:
         lines.append(
             f"m = {width}: κ {np.median(kappa[0]):.3g} at the start, {np.median(kappa[-1]):.3g} at "
             f"the end, largest over smallest {spread:.3g}; rank {runs[0].rank[0]} of "
-            f"{runs[0].size}; loss at the end {np.median([one.loss[-1] for one in runs]):.3g}"
+            f"{runs[0].size}; loss at the end {np.median([one.loss[-1] for one in runs]):.3g}, "
+            f"below {LOSS:g} from epoch {_epoch_below(runs):.1f} on"
         )
     near = []
     for epoch, values in result.spectra.items():
@@ -240,5 +249,11 @@ def measure(result: Result) -> dict[str, list[str]]:
             if 0 <= place + move < len(found.values)
         }
         text = ", ".join(f"{move:+d}: {value:.3g}" for move, value in around.items())
-        near.append(f"epoch {epoch}: rank {found.rank} of {len(values)}; κ at the rank {text}")
+        near.append(
+            f"epoch {epoch}: rank {found.rank} of {len(values)}; κ at the rank {text}; one "
+            f"eigenvalue fewer reduces it {around[0] / around[-1]:.2g} times"
+        )
+        if found.rank < len(values) and values[found.rank] > 0:
+            gap = np.log10(values[found.rank - 1] / values[found.rank])
+            near[-1] += f"; gap below the smallest {gap:.1f} orders of magnitude"
     return {"gnc-9": near, "gnc-18": lines}

@@ -191,4 +191,7 @@ def measure(result: list[Pair]) -> dict[str, list[str]]:
                 + ", ".join(f"{value:.1f}" for value in error)
                 + " steps"
             )
+        times = np.array([pair.times() for pair in pairs]).reshape(-1, 2)
+        exact = int(np.sum(times[:, 0] == times[:, 1]))
+        lines.append(f"{exact} of {len(times)} times exact, the longest {times[:, 1].max()} steps")
     return {"ours-gn-forecast": lines}

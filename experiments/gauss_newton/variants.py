@@ -276,10 +276,15 @@ def measure(result: list[Curve], *, score: str = "accuracy") -> list[str]:
         rates = ", ".join(f"{NAMES[name]} {rate:g}" for name, rate in curve.rates.items())
         below = curve.train_loss <= TARGET
         first = [f"{curve.time[seed.argmax()]:g}" if seed.any() else "never" for seed in below.T]
+        loss = curve.train_loss.mean(axis=1)
         lines.append(
             f"{curve.data}, {curve.label} (rate: {rates}): training loss {TARGET:g} at time "
-            f"{', '.join(first)}; at the end {curve.train_loss[-1].mean():.3g}, test "
-            f"loss {curve.test_loss[-1].mean():.3g} (least {best:.3g}), test {score} "
-            f"{curve.test_accuracy[-1].mean():.3f}, at time {curve.time[-1]:g}"
+            f"{', '.join(first)}; {loss[1]:.3g} at time {curve.time[1]:g}; at the end "
+            f"{loss[-1]:.3g}, test loss {curve.test_loss[-1].mean():.3g} (least {best:.3g}), test "
+            f"{score} {curve.test_accuracy[-1].mean():.3f}, at time {curve.time[-1]:g}"
         )
+        lead = result[0].train_loss.mean(axis=1)
+        if np.array_equal(curve.time, result[0].time) and loss[-1] < lead[-1]:
+            since = curve.time[np.flatnonzero(loss >= lead)[-1] + 1]
+            lines[-1] += f"; below the loss of {result[0].label} from time {since:g} on"
     return lines

@@ -210,7 +210,7 @@ def measure(result: Result) -> dict[str, list[str]]:
             early = 100 * np.max(np.abs(curve - one.real)[: len(curve) // 5]) / drop
             line += (
                 f"; {name} {_times(curve)} ({one.kernels[name]} kernels; curve off by {far:.1f} % "
-                f"of the drop on average, {early:.1f} % at most in the first fifth)"
+                f"of the drop on average, {early:.1f} % at most in the first 20 %)"
             )
         out[one.case.picture].append(f"{line}; loss at the end {one.real[-1]:.3g}")
     return out

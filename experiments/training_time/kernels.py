@@ -231,8 +231,9 @@ def measure(result: Result) -> dict[str, list[str]]:
         law = fit_power_law(size.spectrum)
         lines.append(
             f"N = {size.samples}: error of Θ {100 * size.error.mean():.1f} %, exact "
-            f"{size.exact_seconds:.3g} s, projected {size.projected_seconds:.3g} s, largest "
-            f"eigenvalue of Θ/N {size.spectrum[0]:.4g}, exponent {float(law.exponent):.2f} (R² "
+            f"{size.exact_seconds:.3g} s, projected {size.projected_seconds:.3g} s "
+            f"({size.projected_seconds / size.exact_seconds:.0f} times), largest eigenvalue of Θ/N "
+            f"{size.spectrum[0]:.4g}, exponent {float(law.exponent):.2f} (R² "
             f"{float(law.r_squared):.3f}), D / D' = {size.parameters / result.settings.dim:.1f}"
         )
     last = result.sizes[-1].spectrum

@@ -347,4 +347,9 @@ def plot(result: Result) -> dict[str, Figure]:
 def measure(result: Result) -> dict[str, list[str]]:
     """How far every statement is from what was measured."""
     lines = [f"{name}: {value:.3g}" for name, value in result.worst().items()]
+    for exponent, rank in result.rank.items():
+        lines.append(
+            f"RankMe of f, exponent {exponent:g}: least {rank[1:].min():.2f}, at the end "
+            f"{rank[-1]:.2f}"
+        )
     return {"two-factor-theorems": lines}

@@ -11,7 +11,6 @@ from experiments.bench import (
     accelerator,
     accuracy,
     accuracy_tables,
-    adapters,
     dynamics,
     harness,
     kernel,
@@ -243,16 +242,6 @@ def test_the_accelerator_s_rows(tmp_path, capsys):
     assert found["error"] < 1e-5
     few = accelerator.only(accelerator.SIZES["large"], ["mlp", "resnet18-224"])
     assert (few.kernels, few.forecasts) == (("mlp",), (("resnet18", 224),))
-
-
-def test_a_part_of_the_weights():
-    models = list(
-        adapters.cases(adapters.base_model(), adapters.PRESETS["smoke"], jax.random.key(0))
-    )
-    lora, head, block, whole = (
-        sum(leaf.size for leaf in jax.tree.leaves(model.params)) for _, model in models
-    )
-    assert head < lora < block < whole == 77_093
 
 
 def test_a_peer_whose_environment_is_not_there_is_said_to_be_missing(tmp_path, monkeypatch):

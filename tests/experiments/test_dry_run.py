@@ -6,9 +6,8 @@ from typer.testing import CliRunner
 
 from experiments import dry_run as dry
 from experiments.__main__ import app
-from experiments.dry_run import dry_run, made_up_data, one_step
+from experiments.dry_run import made_up_data, one_step
 from experiments.harness import load_script
-from experiments.training_time import datasets
 from jaxttp.data import dataset_names, load_dataset
 from jaxttp.data.sources import SPLITS, TRAIN_SIZES
 
@@ -35,13 +34,6 @@ def test_made_up_images_have_the_shapes_of_the_real_ones(stub_tfds):
     assert noise.num_classes == 10
     assert set(dry.SHAPES) <= set(dataset_names())
     assert {name for name in SPLITS if name in TRAIN_SIZES} <= set(dry.SHAPES)
-
-
-def test_counts_of_the_papers_data_sets():
-    rows = dry_run("ttp-datasets").result  # the last of them only, with its own size
-    assert [row.name for row in rows] == [datasets.PRESETS["paper"].data[-1][0]] == ["cars196"]
-    assert rows[0].counts.sum() == 16_185
-    assert len(rows[0].counts) == 196
 
 
 def test_the_command_line(tmp_path):

@@ -9,11 +9,10 @@ from typer.testing import CliRunner
 
 from experiments import harness
 from experiments.__main__ import app
-from experiments.dry_run import dry_run, one_step
-from experiments.gauss_newton import variant_scripts, variants
+from experiments.dry_run import one_step
+from experiments.gauss_newton import variants
 from experiments.harness import load_script, run_script
 from experiments.scripts import SCRIPTS
-from experiments.training_time import scatter
 from jaxttp import pipeline
 from jaxttp.plots import save
 
@@ -67,14 +66,6 @@ def test_it_runs_and_draws_every_picture(name, tmp_path, monkeypatch):
         assert (outcome.folder / "records.jsonl").read_text() == lines
 
 
-@pytest.mark.slow
-def test_one_step_of_the_paper():
-    """Training on data sets that are not there; every preset is cut to one step below."""
-    found = dry_run("gnc-along-training", few=True, samples=420)
-    assert type(found.settings) is type(load_script("gnc-along-training").presets["paper"])
-    assert found.result
-
-
 def parts(settings):
     """A dataclass and all that are in it."""
     yield settings
@@ -101,18 +92,6 @@ def test_settings_of_the_paper_are_cut_to_one_step(name):
     # Networks stay what they are.
     for field in ("bottleneck", "half", "width", "network", "depth", "inputs"):
         assert getattr(cut, field, None) == getattr(paper, field, None)
-
-
-def test_the_papers_sizes():
-    """TTP Table 1 and Figure 1; XGN Figures 1 and 2, Section 5."""
-    paper = scatter.PRESETS["paper"]
-    assert {(task.classes, task.samples_per_class) for task in paper.tasks} == {(5, 30)}
-    assert {task.model for task in paper.tasks} == {"resnet18"}
-    assert (paper.low, paper.high, paper.steps) == ((0.0001, 0.001), (0.005,), 150)
-    for script in (variant_scripts.FULL_BATCH, variant_scripts.MINI_BATCH):
-        paper = script.presets["paper"]
-        assert (paper.data, paper.blocks) == (("mnist", "cifar10"), (2, 6))
-        assert (paper.bottleneck, paper.loss, paper.seeds) == (8000, "cross_entropy", (0, 1, 2))
 
 
 @pytest.mark.parametrize("name", ["ttp-accuracy", "ttp-larger", "ours-online"])

@@ -116,12 +116,6 @@ def test_other_settings_are_refused(tmp_path):
         Store(tmp_path, settings=Settings((1,)))
 
 
-def test_a_store_in_memory_makes_once():
-    store = Store()
-    assert store.get("a", lambda: 1) == 1
-    assert store.get("a", pytest.fail) == 1
-
-
 def test_a_killed_run_goes_on_and_a_finished_one_is_not_repeated(tmp_path, toy):
     toy.kill_at = 2
     with pytest.raises(KeyboardInterrupt):
