@@ -5,7 +5,7 @@
 
 Every run is a task of `warning_tasks`, trained by gradient descent, momentum or mini-batches,
 with a constant rate or a schedule. A forecast is wrong if a time to 1, 10 or 40 % of the loss
-decrease is off by more than 13 % of the real one, and by more than two steps; forecasts that diverge
+decrease is off by more than 13 % of the real one and two steps; forecasts that diverge
 are left out. The batches are those of the real training: other draws move times, too, which is what
 bands are for. The table counts, by the number of kernels, wrong and right forecasts and how many of
 each are warned of. What is measured is kept line by line in the store.
