@@ -39,7 +39,6 @@ include_patterns = [
     "docs/reference/*.rst",
     "notebooks/*.ipynb",
     "experiments/README.md",
-    "experiments/bench/RESULTS.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
 ]

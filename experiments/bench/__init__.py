@@ -1,1 +1,1 @@
-"""Measurements of speed and accuracy; figures go into RESULTS.md with date and machine."""
+"""Measurements of speed and accuracy; `records` keeps their figures."""

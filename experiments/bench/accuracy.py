@@ -6,7 +6,7 @@
 Every run is a task (samples, network, fresh head, seed), a scale of the head's outputs, and a way
 to train: gradient descent, momentum 0.9, or mini-batches of 16 to 64, with the EFFECTIVE rate eta /
 (1 - m) given as eta lambda_max / N, lambda_max the largest eigenvalue of Theta. The real training
-is compared with the forecast by one kernel ("plain"), re-linearised ones, and Algorithm 1 of the
+is compared with the forecast by one kernel, relinearized ones, and Algorithm 1 of the
 paper to the letter; with ``--few`` by one kernel and by the default alone. Nothing is tuned on the
 24 runs of "cpu": that is what the preset "tuning" is for. What is measured is kept line by line in
 the store, so a run that was cut off goes on where it stopped; ``--report`` prints the tables of
@@ -147,9 +147,10 @@ def measure(run: Run, settings: AccuracySettings) -> Row:
         "seconds": real.seconds,
         "compile_seconds": real.compile_seconds,
     }
-    found = {"plain": _predicted(job, run, settings, eta, 0)}
+    found = {"one kernel": _predicted(job, run, settings, eta, 0)}
     for rebuilds in settings.rebuilds:
-        found[f"{rebuilds} rebuilds"] = _predicted(job, run, settings, eta, rebuilds)
+        name = "default" if rebuilds == "auto" else f"{rebuilds} rebuilt"
+        found[name] = _predicted(job, run, settings, eta, rebuilds)
     if settings.paper:
         found["Algorithm 1"] = _algorithm_1(job, run, settings, eta)
     return out | {"forecasts": found}

@@ -51,7 +51,7 @@ def accuracy_table(rows: list[Row]) -> str:
     """By kind of training and method: how far off, in whose favour."""
     lines = [head((
         "training", "forecast", "runs", "mean error at 1 / 10 / 40 %, steps", "within 13 % of T",
-        "within 13 % of the true time", "within 10 %", "within 15 %", "within 20 %", "Pearson",
+        "within 13 % of the real time", "within 10 %", "within 15 %", "within 20 %", "Pearson",
         "too long / too short", "curve error",
     ))]  # fmt: skip
     for group, some in _groups(rows):
@@ -75,16 +75,16 @@ def accuracy_table(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
-def goal_table(rows: list[Row]) -> str:
-    """What a sceptic asks: times to absolute losses, end losses, and what a constant would do.
+def target_table(rows: list[Row]) -> str:
+    """Times to absolute losses, end losses, and what a constant would do.
 
-    The constant forecasts the median time of all runs of OTHER tasks, for every goal its own.
-    Losses are `LEVELS` of the initial one, which forecast and training share; a goal counts where
+    The constant forecasts the median time of all runs of OTHER tasks, for every target its own.
+    Losses are `LEVELS` of the initial one, which forecast and training share; a target counts where
     the real training reaches it, and a forecast that does not get there counts as the horizon.
     """
     levels = " / ".join(f"{level:g}" for level in LEVELS)
     lines = [head((
-        "forecast", "times to 1 / 10 / 40 % of the drop: mean error",
+        "forecast", "times to 1 / 10 / 40 % of the loss decrease: mean error",
         f"times to {levels} of the initial loss: mean error (readings)", "within 15 %",
         "end loss over the real one: median factor", "largest",
     ))]  # fmt: skip
@@ -101,8 +101,7 @@ def goal_table(rows: list[Row]) -> str:
         if method == CONSTANT:
             cells += ["", ""]
         else:
-            ends = [(r["forecasts"][method]["loss"][-1], r["real"]["loss"][-1]) for r in rows]
-            factor = np.exp(np.abs(np.log([max(a, 1e-12) / max(b, 1e-12) for a, b in ends])))
+            factor = _end_factors(rows, method)
             cells += [f"{np.median(factor):.2f}", f"{factor.max():.1f}"]
         lines.append(line(cells))
     return "\n".join(lines)
@@ -145,30 +144,40 @@ def _below(curve: list[float], level: float) -> int:
     return int(np.argmax(reached)) if reached.any() else -1
 
 
-def cost_table(rows: list[Row]) -> str:
-    """What forecasts cost against the training they stand for: medians over runs."""
+def network_table(rows: list[Row]) -> str:
+    """Accuracy and cost together, by network: means of errors of times, medians of the rest."""
     lines = [head((
-        "network", "forecast", "kernels", "gradient evaluations", "seconds (compile)",
-        "training: seconds (compile)", "training / forecast, compile apart", "together",
+        "network", "runs", "forecast", "kernels", "seconds (compile)",
+        "training: seconds (compile)", "FLOPs, forecast / training", "error of times, steps",
+        "end loss, factor", "runs warned",
     ))]  # fmt: skip
     for network in ("ResNet", "MLP"):
         some = [row for row in rows if network in row["task"]]
+        trainings = [row["real"] for row in some]
         for method in _methods(some):
             costs = [row["forecasts"][method]["cost"] for row in some]
-            kernels, gradients, alone, more = (
-                float(np.median([cost[name] for cost in costs]))
-                for name in ("kernels", "gradient_evaluations", "seconds", "compile_seconds")
-            )
-            real, real_more = (
-                float(np.median([row["real"][name] for row in some]))
-                for name in ("seconds", "compile_seconds")
-            )
+            if "operations" not in costs[0]:  # Algorithm 1
+                continue
+            flops = [cost["operations"] / cost["training_operations"] for cost in costs]
             lines.append(line((
-                network, method, f"{kernels:g}", f"{gradients:g}", f"{alone:.2f} ({more:.2f})",
-                f"{real:.2f} ({real_more:.2f})", f"{real / alone:.2g}",
-                f"{(real + real_more) / (alone + more):.2g}",
+                network, len(some), method, f"{_median(costs, 'kernels'):g}",
+                *(f"{_median(c, 'seconds'):.2f} ({_median(c, 'compile_seconds'):.2f})"
+                  for c in (costs, trainings)),
+                f"{np.median(flops):.2f}", f"{np.abs(errors(some, method)[0]).mean():.1f}",
+                f"{np.median(_end_factors(some, method)):.2f}",
+                sum(row["forecasts"][method]["warnings"] is not None for row in some),
             )))  # fmt: skip
     return "\n".join(lines)
+
+
+def _median(records: list[Row], name: str) -> float:
+    return float(np.median([record[name] for record in records]))
+
+
+def _end_factors(rows: list[Row], method: str) -> np.ndarray:
+    """The factors, at least 1, between predicted and real losses at the end."""
+    ends = [(row["forecasts"][method]["loss"][-1], row["real"]["loss"][-1]) for row in rows]
+    return np.exp(np.abs(np.log([max(a, 1e-12) / max(b, 1e-12) for a, b in ends])))
 
 
 def task_table(rows: list[Row]) -> str:
@@ -195,7 +204,7 @@ def report(rows: list[Row]) -> str:
         f"{len(rows)} runs of {tasks} tasks ({counts}), T = {rows[0]['horizon']}, effective "
         f"η λmax/N in {', '.join(f'{rate:g}' for rate in rates)}; {gone} more diverged for real."
     )
-    tables = (accuracy_table, goal_table, task_table, cost_table)
+    tables = (accuracy_table, target_table, task_table, network_table)
     return "\n\n".join([words, *(make(rows) for make in tables)])
 
 

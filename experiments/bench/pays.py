@@ -26,7 +26,7 @@ from scipy.optimize import least_squares
 from experiments.bench.accuracy_tasks import Job
 from experiments.bench.harness import Row, go_on, head, line, parser, store_of
 from experiments.bench.planning import reading_errors
-from experiments.bench.trust_tasks import Samples, enlarged, pretrained
+from experiments.bench.warning_tasks import Samples, enlarged, pretrained
 from jaxttp import from_nnx, predict_training_time, train
 from jaxttp.data import load_dataset, select
 from jaxttp.models import MLP, calibrate_batch_norm, fresh_head, load_pretrained, make_model

@@ -2,7 +2,7 @@
 
     python -m experiments.bench.planning [--preset smoke|cpu|long] [--minutes M] [--store FILE]
 
-On the tuning tasks of `accuracy_tasks`, the fitting half of `trust_tasks` and its FINE_TUNED, of
+On the tuning tasks of `accuracy_tasks`, the fitting half of `warning_tasks` and its FINE_TUNED, of
 whose accuracy nothing is reported, every training is run for real and forecast with at most 0, 1,
 2, 4, 8 or 16 kernels after the first, exact or sketched. The tables hold what the planner's
 constants are read off: the mean error of a time as a fraction of it, that of the end as a fraction
@@ -21,7 +21,7 @@ import optax
 from experiments.bench.accuracy import AccuracySettings, Run, plan
 from experiments.bench.accuracy_tasks import TUNING
 from experiments.bench.harness import Row, go_on, head, line, parser, store_of
-from experiments.bench.trust_tasks import FINE_TUNED, FITTING, any_task
+from experiments.bench.warning_tasks import FINE_TUNED, FITTING, any_task
 from jaxttp import empirical_ntk, predict_training_time, train, training_time
 from jaxttp.ntk import ClassSketched, Exact, Sketched
 

@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.bench import accuracy_tasks, trust_tasks
+from experiments.bench import accuracy_tasks, warning_tasks
 from experiments.bench.harness import Row, go_on, head, line, parser, store_of
 from jaxttp import empirical_ntk, grid, race, sweep, train
 from jaxttp.dynamics.stability import max_learning_rate
@@ -31,8 +31,8 @@ FRACTIONS = (0.3, 0.1, 0.03)
 KEY = 7
 """Of the mini-batches."""
 PARTS = {
-    "reported": (*accuracy_tasks.REPORTED, *trust_tasks.HELD_OUT),
-    "tuning": (*accuracy_tasks.TUNING, *trust_tasks.FITTING),
+    "reported": (*accuracy_tasks.REPORTED, *warning_tasks.HELD_OUT),
+    "tuning": (*accuracy_tasks.TUNING, *warning_tasks.FITTING),
 }
 
 
@@ -57,7 +57,7 @@ PRESETS = {
 def measure(task: str, draw: int, settings: RaceSettings) -> Row:
     """All grids of one draw of a task, for real, and races and sweeps through them."""
     jax.clear_caches()
-    job = trust_tasks.any_task(task, draw)
+    job = warning_tasks.any_task(task, draw)
     kernel, f0 = empirical_ntk(*job.model, job.x), job.model.apply_fn(job.model.params, job.x)
     limit = float(max_learning_rate(kernel, f0, job.y, loss=job.loss))
     common = {"loss": job.loss, "steps": settings.steps, "batch_size": settings.batch_size}

@@ -21,10 +21,10 @@ from experiments.bench import (
     planning,
     races,
     scaling,
-    trust,
+    warnings,
 )
 from experiments.bench.accuracy_tasks import REPORTED, TUNING, make
-from experiments.bench.trust_tasks import FINE_TUNED, FITTING, HELD_OUT
+from experiments.bench.warning_tasks import FINE_TUNED, FITTING, HELD_OUT
 
 
 def cells(text, *start):
@@ -77,44 +77,46 @@ def test_calls_are_timed_in_turn():
 
 def row(**changes):
     """A run of 10 steps whose plain forecast is 0, 3 and -1 steps off."""
-    cost = {"kernels": 1, "gradient_evaluations": 5, "seconds": 0.5, "compile_seconds": 1.5}
+    cost = {"kernels": 1, "seconds": 0.5, "compile_seconds": 1.5}
+    cost |= {"operations": 3.0, "training_operations": 4.0}
     plain = {"steps": [8, 9, 1], "loss": [1.0, 0.8, 0.0], "stable": True, "cost": cost}
+    plain["warnings"] = "may be off"
     real = {"steps": [8, 6, 2], "loss": [1.0, 0.5, 0.0], "seconds": 2.0, "compile_seconds": 1.0}
     base = {
         "name": "a", "task": "wine, MLP", "rate": 1.0, "horizon": 10, "momentum": 0.0,
-        "batch_size": None, "real": real, "forecasts": {"plain": plain},
+        "batch_size": None, "real": real, "forecasts": {"one kernel": plain},
     }  # fmt: skip
     return base | changes
 
 
 def test_errors_are_signed_and_divergence_counts_as_the_horizon():
-    off, real = accuracy_tables.errors([row()], "plain")
+    off, real = accuracy_tables.errors([row()], "one kernel")
     np.testing.assert_array_equal(off, [[0, 3, -1]])
     np.testing.assert_array_equal(real, [[8, 6, 2]])
     gone = row()
-    gone["forecasts"]["plain"]["stable"] = False
-    np.testing.assert_array_equal(accuracy_tables.errors([gone], "plain")[0], [[2, 4, 8]])
-    assert accuracy_tables.curve_error(row(), "plain") == pytest.approx(0.1)
+    gone["forecasts"]["one kernel"]["stable"] = False
+    np.testing.assert_array_equal(accuracy_tables.errors([gone], "one kernel")[0], [[2, 4, 8]])
+    assert accuracy_tables.curve_error(row(), "one kernel") == pytest.approx(0.1)
 
 
 def test_tables_of_accuracy_by_hand():
     rows = [row(), row(batch_size=16)]
-    assert cells(accuracy_tables.accuracy_table(rows), "GD", "plain") == [
+    assert cells(accuracy_tables.accuracy_table(rows), "GD", "one kernel") == [
         "1", "0.0 / 3.0 / 1.0 (1.3)", "67 %", "67 %", "67 %", "67 %", "67 %",
         f"{np.corrcoef([8, 9, 1], [8, 6, 2])[0, 1]:.3f}", "33 / 0 %", "10.0 %",
     ]  # fmt: skip
-    assert cells(accuracy_tables.cost_table(rows), "MLP", "plain") == [
-        "1", "5", "0.50 (1.50)", "2.00 (1.00)", "4", "1.5"
+    assert cells(accuracy_tables.network_table(rows), "MLP", "2", "one kernel") == [
+        "1", "0.50 (1.50)", "2.00 (1.00)", "0.75", "1.3", "1.00", "2"
     ]  # fmt: skip
     assert cells(accuracy_tables.task_table(rows), "wine, MLP") == ["2", "1.3"]
     other = row(task="b", name="b")
     other["real"] = other["real"] | {"steps": [4, 4, 4], "loss": [1.0, 0.2, 0.05]}
-    plain = other["forecasts"]["plain"] | {"loss": [1.0, 0.8, 0.1]}
-    other["forecasts"] = {"plain": plain}
-    table = accuracy_tables.goal_table([row(), other])
+    plain = other["forecasts"]["one kernel"] | {"loss": [1.0, 0.8, 0.1]}
+    other["forecasts"] = {"one kernel": plain}
+    table = accuracy_tables.target_table([row(), other])
     # 0.5 and 0.25 of the start are reached at 2 and 1, 0.1 at 2; forecasts say 2, and 2, 2 and
     # never, which is 10
-    assert cells(table, "plain") == ["2.7", "1.7 (6)", "83 %", "1.50", "2.0"]
+    assert cells(table, "one kernel") == ["2.7", "1.7 (6)", "83 %", "1.50", "2.0"]
     assert cells(table, "the median time of other tasks") == ["2.7", "0.7 (6)", "100 %", "", ""]
     text = accuracy_tables.report([*rows, {"diverged": True, "name": "b"}])
     assert text.startswith("2 runs of 1 tasks (1 GD, 1 SGD), T = 10")
@@ -140,7 +142,7 @@ def test_a_small_run_of_the_accuracy(tmp_path):
     small = dataclasses.replace(accuracy.PRESETS["smoke"], runs=1, projections=10)
     rows = accuracy.run_all(small, tmp_path / "rows.jsonl", 10.0)
     for found in rows:
-        assert set(found["forecasts"]) == {"plain", "1 rebuilds", "Algorithm 1"}
+        assert set(found["forecasts"]) == {"one kernel", "1 rebuilt", "Algorithm 1"}
         assert all(len(one["loss"]) == 21 for one in found["forecasts"].values())
     assert "1 runs of 1 tasks" in accuracy_tables.report(json.loads(json.dumps(rows)))
 
@@ -151,14 +153,14 @@ def test_a_small_run_of_the_accuracy(tmp_path):
 def test_warnings_are_counted_among_wrong_and_right_forecasts():
     real = np.exp(-np.arange(101) / 20.0).tolist()
     late = np.exp(-np.arange(101) / 60.0).tolist()
-    assert trust.off(real, real) == 0.0
-    assert trust.off(late, real) > 0.13
+    assert warnings.off(real, real) == 0.0
+    assert warnings.off(late, real) > 0.13
     task = next(iter(FITTING))
     rows = [
         {"task": task, "real": real, "forecasts": {"0": {"loss": loss, "warnings": warning}}}
         for loss, warning in ((real, None), (late, "may be off"), (late, None), (None, None))
     ]
-    assert cells(trust.report(rows), "0", "fitting") == ["3", "2", "50 %", "1", "0 %"]
+    assert cells(warnings.report(rows), "0", "fitting") == ["3", "2", "50 %", "1", "0 %"]
 
 
 def test_errors_of_times_are_fractions_of_the_real_ones():

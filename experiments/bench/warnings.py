@@ -1,11 +1,11 @@
 """How often are forecasts wrong, and do they say so? Warnings against the errors of real trainings.
 
-    python -m experiments.bench.trust [--preset smoke|cpu] [--tasks PART] [--minutes M]
+    python -m experiments.bench.warnings [--preset smoke|cpu] [--tasks PART] [--minutes M]
                                       [--store FILE] [--report]
 
-Every run is a task of `trust_tasks` and a way to train: gradient descent, momentum or mini-batches,
-with a constant rate or a schedule. A forecast is wrong where a time to 1, 10 or 40 % of the loss's
-drop is off by more than 13 % of the real one, and by more than two steps; forecasts that diverge
+Every run is a task of `warning_tasks`, trained by gradient descent, momentum or mini-batches,
+with a constant rate or a schedule. A forecast is wrong if a time to 1, 10 or 40 % of the loss
+decrease is off by more than 13 % of the real one and two steps; forecasts that diverge
 are left out. The batches are those of the real training: other draws move times, too, which is what
 bands are for. The table counts, by the number of kernels, wrong and right forecasts and how many of
 each are warned of. What is measured is kept line by line in the store.
@@ -21,12 +21,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.bench.harness import Row, go_on, head, line, load, parser, store_of
-from experiments.bench.trust_tasks import FITTING, HELD_OUT, make
+from experiments.bench.warning_tasks import FITTING, HELD_OUT, make
 from jaxttp import empirical_ntk, predict_training_time, train, training_time
 from jaxttp.dynamics.stability import max_learning_rate
 from jaxttp.forecast import Hyperparameters
 
-MODULE = "experiments.bench.trust"
+MODULE = "experiments.bench.warnings"
 THRESHOLDS = (0.01, 0.1, 0.4)
 WRONG, SLACK = 0.13, 2
 """A time is wrong that is off by more than this fraction of the real one, and by more steps."""
