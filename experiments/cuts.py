@@ -89,5 +89,5 @@ def points(default: Any = NONE) -> Any:
 
 
 def phases(default: Any = NONE) -> Any:
-    """Pairs of an optimiser and its epochs: one each."""
+    """Pairs of an optimizer and its epochs: one each."""
     return _field(lambda value, _small, _part: tuple((name, 1) for name, _ in value), default)

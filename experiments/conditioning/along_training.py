@@ -18,7 +18,7 @@ from jaxttp.plots import OTHER, PREDICTED, REAL, plot_draws, tidy
 from jaxttp.training import train
 
 CLAIM = {
-    "gnc-10": "κ stays within about 50 % of its value at initialisation (6 to 12), and the bound "
+    "gnc-10": "κ stays within about 50 % of its value at initialization (6 to 12), and the bound "
     "stays tight. (GNC Figure 10, Appendix D)"
 }
 
@@ -96,7 +96,7 @@ def pieces(settings: Settings) -> Pieces:
 
     def one(seed: int) -> Run:
         sizes = (inputs.x.shape[1], settings.width, settings.width, classes)
-        # PyTorch's default initialisation has this variance; kappa does not depend on it.
+        # PyTorch's default initialization has this variance; kappa does not depend on it.
         key = jax.random.key(seed)
         weights = gaussian_weights(sizes, key=key, gain=1 / 3)
         every = settings.epochs * batches // settings.points

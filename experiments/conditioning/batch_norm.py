@@ -1,6 +1,6 @@
-"""One hidden linear layer on images that are not whitened, with and without batch normalisation.
+"""One hidden linear layer on images that are not whitened, with and without batch normalization.
 
-The batch norm is frozen: its factors are those of the data at initialisation and are not
+The batch norm is frozen: its factors are those of the data at initialization and are not
 differentiated.
 """
 
@@ -18,7 +18,7 @@ from jaxttp.conditioning import ConditionSweep, sweep
 from jaxttp.plots import PREDICTED, REAL, plot_draws, tidy
 
 CLAIM = {
-    "gnc-7": "Batch normalisation improves κ clearly, and κ still falls with width. (GNC Figure 7)"
+    "gnc-7": "Batch normalization improves κ clearly, and κ still falls with width. (GNC Figure 7)"
 }
 
 
@@ -27,7 +27,7 @@ class Settings:
     """Data and sizes.
 
     Attributes:
-        data: images by name, a panel each; gray, 8 x 8 pixels, centred, not whitened.
+        data: images by name, a panel each; gray, 8 x 8 pixels, centered, not whitened.
         samples: n.
         outputs: k.
         widths: m.

@@ -1,4 +1,4 @@
-"""A linear CNN of two layers at initialisation: number of filters, and kernel size.
+"""A linear CNN of two layers at initialization: number of filters, and kernel size.
 
 With whitened inputs Sigma = I, and the exact Gauss-Newton matrix in the filters, weight sharing
 included. The paper does not say how many filters its second layer has; both readings are drawn:

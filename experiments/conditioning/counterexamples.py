@@ -258,7 +258,7 @@ def measure(result: Result) -> dict[str, list[str]]:
     fractions = [f"{size}: {np.mean(gain > 1):.0%}" for size, gain in result.gain.items()]
     low, low_said, high, high_said = result.named
     broken = [
-        f"α = {alpha:g}: (25) broken in {np.mean(table[:, 0] < 1 - 1e-9):.0%}, (26) in "
+        f"α = {alpha:g}: (25) violated in {np.mean(table[:, 0] < 1 - 1e-9):.0%}, (26) in "
         f"{np.mean(table[:, 1] > 1 + 1e-9):.0%} of the draws"
         for alpha, table in result.slopes.items()
     ]

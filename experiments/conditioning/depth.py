@@ -1,4 +1,4 @@
-"""Deep linear networks at initialisation, by depth and width, beside both bounds of Lemma 2.
+"""Deep linear networks at initialization, by depth and width, beside both bounds of Lemma 2.
 
 With whitened inputs of full rank Sigma = I, whatever the data: only d, k and the weights matter.
 """

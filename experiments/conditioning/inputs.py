@@ -14,7 +14,7 @@ class Inputs(NamedTuple):
     """Samples with labels.
 
     Attributes:
-        x: (n, d), float64, centred.
+        x: (n, d), float64, centered.
         labels: (n,), 0..9; None for patches.
         images: (n, height, width, channels) before centring and whitening.
     """
@@ -89,7 +89,7 @@ def load_inputs(
     whiten: bool = True,
     seed: int = 0,
 ) -> Inputs:
-    """Centred images by name, as rows.
+    """Centered images by name, as rows.
 
     Args:
         name: "patches", or a data set of images of `jaxttp.data`.

@@ -1,4 +1,4 @@
-"""Networks pruned at initialisation: training loss and kappa along training.
+"""Networks pruned at initialization: training loss and kappa along training.
 
 Every layer loses the given fraction of its smallest weights, which stay at zero; kappa is that of
 the Gauss-Newton matrix in the weights that are left. For the deep networks its Jacobian is taken in
@@ -271,7 +271,7 @@ def _script(
         "paper": Settings(network, **(cifar | paper)),
     }
     return Script(
-        {picture: f"Pruning at initialisation slows training down and increases κ. ({source})"
+        {picture: f"Pruning at initialization slows training down and increases κ. ({source})"
          for picture, source in pictures.items()},
         presets,
         run,

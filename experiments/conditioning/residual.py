@@ -2,7 +2,7 @@
 
 With whitened inputs of full rank Sigma = I: two data sets differ by d and k alone, so that a small
 and a large d stand for the paper's MNIST and CIFAR-10. With Sigma = I and skips the gain of the
-initialisation matters; it is Kaiming's, N(0, 2 / fan-in), unless a setting says otherwise.
+initialization matters; it is Kaiming's, N(0, 2 / fan-in), unless a setting says otherwise.
 """
 
 import dataclasses

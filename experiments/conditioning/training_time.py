@@ -26,7 +26,7 @@ from jaxttp.models import MLP
 from jaxttp.plots import OTHER, PREDICTED, REAL, tidy
 
 CLAIM = {
-    "ours-kappa-time": "A larger κ at initialisation means slower convergence of gradient descent. "
+    "ours-kappa-time": "A larger κ at initialization means slower convergence of gradient descent. "
     "(GNC Section 2 and Appendix H.1)"
 }
 
@@ -176,7 +176,7 @@ def measure(result: list[Row]) -> dict[str, list[str]]:
     """Rank correlations with the real time, and the errors of the forecast."""
     columns = _columns(result)
     known = np.isfinite(columns["real"]) & np.isfinite(columns["forecast"])
-    lines = [f"{np.sum(known)} of {len(result)} networks got there, in real and in the forecast"]
+    lines = [f"{np.sum(known)} of {len(result)} networks reach the fraction, forecast and real"]
     if np.sum(known) < 3:
         return {"ours-kappa-time": lines}
     groups = {"all": known} | {

@@ -1,4 +1,4 @@
-"""A deep linear network on images, whitened or only centred."""
+"""A deep linear network on images, whitened or only centered."""
 
 import dataclasses
 import functools
@@ -55,7 +55,7 @@ class Panel:
     """One data set.
 
     Attributes:
-        covariance_condition: kappa(Sigma), centred only.
+        covariance_condition: kappa(Sigma), centered only.
         rank: of Sigma.
         whitened: curve with whitening.
         plain: curve without.

@@ -19,7 +19,7 @@ from jaxttp.plots import plot_draws, tidy
 from jaxttp.plots.conditioning import plot_rank_sensitivity, plot_spectrum
 
 CLAIM = {
-    "gnc-9": "κ may be robust against the numerical rank (initialisation) or very sensitive to it "
+    "gnc-9": "κ may be robust against the numerical rank (initialization) or very sensitive to it "
     "(epoch 100). (GNC Figure 9, Appendix C)",
     "gnc-18": "Wider is better conditioned, converges faster, and κ is more stable along training. "
     "(GNC Figure 18)",
@@ -31,7 +31,7 @@ SHADES = ("#D55E00", "#E69F00", "#56B4E9", "#0072B2", "#000000")
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Appendix I.2, on centred images that are not whitened.
+    """Appendix I.2, on centered images that are not whitened.
 
     Attributes:
         data: images by name.
@@ -228,7 +228,7 @@ def _epoch_below(runs: list[Run]) -> float:
 
 
 def measure(result: Result) -> dict[str, list[str]]:
-    """Kappa by width and epoch, the loss at the end; kappa at neighbouring ranks."""
+    """Kappa by width and epoch, the loss at the end; kappa at neighboring ranks."""
     lines = []
     for width, runs in result.runs.items():
         kappa = np.stack([one.condition for one in runs], axis=1)

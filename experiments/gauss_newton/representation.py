@@ -1,6 +1,6 @@
 """What moves while Gauss-Newton, Adam and SGD train: batch losses, kernel, features, weights.
 
-XGN figures 3, 4, 9, 10 and 11, from one run of each optimiser at the rate of its search.
+XGN figures 3, 4, 9, 10 and 11, from one run of each optimizer at the rate of its search.
 """
 
 import dataclasses
@@ -81,7 +81,7 @@ PRESETS = {
 
 @dataclasses.dataclass(frozen=True)
 class Path:
-    """One optimiser, one seed.
+    """One optimizer, one seed.
 
     Attributes:
         optimizer: its key.
@@ -121,7 +121,7 @@ def run(settings: Settings, store: Store | None = None) -> list[Path]:
         store: where the paths are kept.
 
     Returns:
-        A `Path` for each optimiser and seed.
+        A `Path` for each optimizer and seed.
     """
     store = store or Store()
     pieces = {
@@ -266,7 +266,7 @@ def _finish(figure: Figure, panels: Any) -> Figure:
 
 
 def between(result: list[Path]) -> dict[str, np.ndarray]:
-    """CKA of Gauss-Newton's blocks with another optimiser's at the same epoch, (P, B, S) each."""
+    """CKA of Gauss-Newton's blocks with another optimizer's at the same epoch, (P, B, S) each."""
     paths = {name: [p for p in result if p.optimizer == name] for name in OPTIMIZERS}
     out = {}
     for name in OPTIMIZERS[1:]:

@@ -1,4 +1,4 @@
-"""The paper's searches for a learning rate, on one grid for all optimisers."""
+"""The paper's searches for a learning rate, on one grid for all optimizers."""
 
 from collections.abc import Callable, Sequence
 

@@ -1,4 +1,4 @@
-"""Train a RevMLP: optimisers in phases, full batch or mini-batches, records."""
+"""Train a RevMLP: optimizers in phases, full batch or mini-batches, records."""
 
 import dataclasses
 import time
@@ -35,7 +35,7 @@ class Samples(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
-    """Some steps of one optimiser; its state starts afresh.
+    """Some steps of one optimizer; its state starts afresh.
 
     Attributes:
         optimizer: "gn", "ggn" (Gauss-Newton with the loss's Hessian), "adam" or "sgd".
@@ -68,7 +68,7 @@ class Training:
         damping: of the Hessian ("ggn").
         limit: a loss above this multiple of the first is divergence, which ends the training.
         weight_decay: fraction of the weights taken off in a step, per unit of learning rate; beside
-            the direction, for every optimiser (for SGD it is an L2 term in the loss).
+            the direction, for every optimizer (for SGD it is an L2 term in the loss).
         own_batch: whether the loss of every batch is also measured after its step.
     """
 

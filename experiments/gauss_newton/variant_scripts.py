@@ -21,7 +21,7 @@ def _alone(epochs: int, **options: Any) -> tuple[Case, ...]:
 
 
 def _tuned(steps: dict[str, int], **options: Any) -> tuple[Case, ...]:
-    """Each optimiser by itself, over steps of its own."""
+    """Each optimizer by itself, over steps of its own."""
     return tuple(Case(NAMES[key], ((key, count),), **options) for key, count in steps.items())
 
 

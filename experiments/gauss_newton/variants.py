@@ -1,7 +1,7 @@
 """Curves of many variants of one training: the XGN paper's figures 1, 2, 5-8 and 12-15.
 
-A case says what differs: the optimisers one after the other, the bottleneck, the scale of the
-first weights, weight decay, the pseudo-inverse. Every optimiser's rate is searched for from one
+A case says what differs: the optimizers one after the other, the bottleneck, the scale of the
+first weights, weight decay, the pseudo-inverse. Every optimizer's rate is searched for from one
 grid, for every case anew: the largest progress of the first seed in a first epoch (with the full
 batch: in the whole run) that stays stable to the end for all seeds. The paper's own search with
 the full batch is for the largest rate that does not diverge (search="largest"). A run of the full
@@ -42,7 +42,7 @@ class Case:
 
     Attributes:
         label: in the legend.
-        phases: (optimiser, epochs) one after the other; steps in place of epochs with the full
+        phases: (optimizer, epochs) one after the other; steps in place of epochs with the full
             batch.
         rate: a fixed learning rate; None for the search.
         bottleneck: m; None for no bottleneck, 0 for that of the settings.
@@ -100,7 +100,7 @@ class Curve:
     Attributes:
         label: of the case.
         data: the data set.
-        rates: optimiser -> learning rate.
+        rates: optimizer -> learning rate.
         time: of the evaluations, in epochs, or steps with the full batch (E,).
         train_loss: (E, S), a column for each seed; NaN after divergence.
         test_loss: likewise.
@@ -154,7 +154,7 @@ def search_rate(
     steps: int,
     blocks: int | None = None,
 ) -> float:
-    """The rate of one optimiser for one case, stable on all seeds."""
+    """The rate of one optimizer for one case, stable on all seeds."""
     full = settings.batch_size is None
 
     def once(rate: float, steps: int, seed: int) -> Record:

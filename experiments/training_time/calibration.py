@@ -30,10 +30,9 @@ from jaxttp.losses import encode_targets
 from jaxttp.plots import GREY, MARKERS, OTHER, PREDICTED, REAL, tidy
 
 THRESHOLDS = (0.01, 0.1, 0.4)
-LABELS = {"re-linearised": PREDICTED, "one kernel": OTHER}
-NAMES = {"re-linearised": "relinearized", "one kernel": "one kernel"}
+LABELS = {"relinearized": PREDICTED, "one kernel": OTHER}
 CLAIM = {
-    "ours-bands": "Bands of a level of 90 % around the re-linearised forecast hold 80 to 97 % of "
+    "ours-bands": "Bands of a level of 90 % around the relinearized forecast contain 80 to 97 % of "
     "the real SGD runs under the same batch protocol. (ours)",
 }
 
@@ -185,7 +184,7 @@ def plot(result: Result) -> dict[str, Figure]:
     t = np.arange(runs.curves.shape[1])
     for label, color in LABELS.items():
         low, high = runs.bands[label, level].loss
-        left.fill_between(t, low, high, color=color, alpha=0.3, lw=0, label=f"band, {NAMES[label]}")
+        left.fill_between(t, low, high, color=color, alpha=0.3, lw=0, label=f"band, {label}")
     for i, curve in enumerate(runs.curves):
         left.semilogy(t, curve, color=REAL, lw=0.6, label=None if i else "real runs")
     left.set_yscale("log")
@@ -196,7 +195,7 @@ def plot(result: Result) -> dict[str, Figure]:
         for place, (label, color) in zip((-0.25, 0.25), LABELS.items(), strict=True):
             low, high = runs.bands[label, level].steps[j]
             middle.plot([low, high], [j + place] * 2, color=color, lw=5, alpha=0.7,
-                        label=None if j else f"band, {NAMES[label]}")  # fmt: skip
+                        label=None if j else f"band, {label}")  # fmt: skip
         middle.plot(runs.times[:, j], j + spread, "o", color=REAL, ms=3,
                     label=None if j else "real runs")  # fmt: skip
     middle.set_yticks(range(len(THRESHOLDS)), [f"{100 * e:g} %" for e in THRESHOLDS])
@@ -206,7 +205,7 @@ def plot(result: Result) -> dict[str, Figure]:
     levels = sorted(settings.levels)
     right.plot([0, 100], [0, 100], color=GREY, lw=1, ls=":")
     for (name, one), marker, dark in zip(result.runs.items(), MARKERS, COLORS, strict=False):
-        fractions = [100 * one.covered("re-linearised", v)[0].mean() for v in levels]
+        fractions = [100 * one.covered("relinearized", v)[0].mean() for v in levels]
         right.plot([100 * v for v in levels], fractions, marker + "-", color=dark, label=name)
     means = [
         100 * np.mean([one.covered("one kernel", v)[0].mean() for one in result.runs.values()])

@@ -110,7 +110,7 @@ class Pair:
         task: its name.
         seed: of samples, weights and batches.
         way: how it was trained.
-        learning_rate: eta of the optimiser.
+        learning_rate: eta of the optimizer.
         forecast: loss and error by eq (1), (2, T + 1); with mini-batches the medians of all paths.
         real: loss and error, (2, T + 1).
     """

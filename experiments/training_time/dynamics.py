@@ -26,7 +26,7 @@ CLAIM = {
     "ours-momentum": "With momentum 0.9 the recursion on the outputs is nearer to the real "
     "training than the effective learning rate η/(1 − m), most of all in the first steps. (ours; "
     "TTP Figure 2)",
-    "ours-adam": "The linearised network trained by Adam foresees training times of Adam at "
+    "ours-adam": "The linearized network trained by Adam predicts training times of Adam at "
     "moderate rates. (ours)",
 }
 
@@ -152,7 +152,7 @@ def _measure(case: Case, settings: Settings) -> Curves:
             "effective learning rate": {"learning_rate": eta / (1 - case.momentum)},
         }
     if case.adam:
-        ways = {"linearised network": {"optimizer": optimizer}}
+        ways = {"linearized network": {"optimizer": optimizer}}
     for number in case.rebuilds:
         name = "rebuilt automatically" if number == "auto" else f"{number} rebuilt"
         ways[name] = descent | {"relinearize": number}
@@ -185,8 +185,7 @@ def plot(result: Result) -> dict[str, Figure]:
             for (name, curve), dash, color in zip(
                 one.forecasts.items(), dashes, (COLORS[0], COLORS[2], COLORS[3]), strict=False
             ):
-                label = name.replace("linearised", "linearized")
-                axes.semilogy(curve, dash, color=color, lw=1.8, label=label)
+                axes.semilogy(curve, dash, color=color, lw=1.8, label=name)
             axes.set(xlabel="step", ylabel="training loss", title=_title(one.case))
             axes.title.set_fontsize(10)
             axes.legend(frameon=False, fontsize=9)
@@ -210,7 +209,7 @@ def measure(result: Result) -> dict[str, list[str]]:
             early = 100 * np.max(np.abs(curve - one.real)[: len(curve) // 5]) / drop
             line += (
                 f"; {name} {_times(curve)} ({one.kernels[name]} kernels; curve off by {far:.1f} % "
-                f"of the drop on average, {early:.1f} % at most in the first 20 %)"
+                f"of the loss decrease on average, {early:.1f} % at most in the first 20 %)"
             )
         out[one.case.picture].append(f"{line}; loss at the end {one.real[-1]:.3g}")
     return out

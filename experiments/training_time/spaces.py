@@ -1,4 +1,4 @@
-"""Figure 9: how well the linearised network predicts the weights, and how well the outputs.
+"""Figure 9: how well the linearized network predicts the weights, and how well the outputs.
 
 On embedded data a "data set" is a task: digit splits, tables, image patches.
 """
@@ -68,7 +68,7 @@ PRESETS = {
 
 @dataclasses.dataclass(frozen=True)
 class Errors:
-    """Distances of the linearised flow from real training at some steps.
+    """Distances of the linearized flow from real training at some steps.
 
     Attributes:
         ts: steps (K,).
@@ -76,7 +76,7 @@ class Errors:
         outputs: ||f_lin - f|| (K,).
         weight_sizes: ||w|| and ||w - w_0|| (2, K).
         output_sizes: ||f|| and ||f - f_0|| (2, K).
-        spaces: largest distance of the linearised flow in weight space from the one in function
+        spaces: largest distance of the linearized flow in weight space from the one in function
             space, over the largest output.
         flow: ||f_flow - f|| (K,), the flow of the network itself in weight space.
     """
@@ -104,7 +104,7 @@ class Result:
 
 
 def pieces(settings: Settings) -> Pieces:
-    """Train, and predict outputs and weights by the linearised flow."""
+    """Train, and predict outputs and weights by the linearized flow."""
     return {name_of(task): functools.partial(_measure, task, settings) for task in settings.tasks}
 
 
@@ -204,7 +204,7 @@ def measure(result: Result) -> dict[str, list[str]]:
         own = found.flow[-1] / found.output_sizes[1, -1]
         parts.append(
             f"flow of the network itself: outputs {own:.3f} of the motion off at the end; "
-            f"linearised flows of both spaces agree to {found.spaces:.1e}"
+            f"linearized flows of both spaces agree to {found.spaces:.1e}"
         )
         lines.append(f"{task}: " + "; ".join(parts))
     return {"ttp-9": lines}

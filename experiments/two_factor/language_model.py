@@ -103,10 +103,10 @@ class Curves:
     Attributes:
         clock: step, or time of the flow.
         loss: mean cross-entropy of the probes.
-        rankme: of the features, p = sigma / sum(sigma), not centred.
+        rankme: of the features, p = sigma / sum(sigma), not centered.
         entropy_rank: the same with p = sigma^2 / sum(sigma^2).
-        participation: participation ratio, centred.
-        singular_f: singular values of the features, not centred.
+        participation: participation ratio, centered.
+        singular_f: singular values of the features, not centered.
         singular_w: of the unembedding.
     """
 
@@ -128,7 +128,7 @@ class Result:
         corpus: its description.
         network: measured along training.
         flows: predicted by the two-factor flow, by start.
-        alpha: alpha-ReQ of the centred features (T,), with its window and goodness.
+        alpha: alpha-ReQ of the centered features (T,), with its window and goodness.
         alpha_window: first and last rank.
         alpha_goodness: R^2 (T,).
         held_out_loss: (T,).
