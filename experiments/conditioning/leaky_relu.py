@@ -144,7 +144,8 @@ def plot(result: Result) -> dict[str, Figure]:
 
 def measure(result: Result) -> dict[str, list[str]]:
     """Means along both sweeps, the looseness of the bound, violations."""
-    lines: dict[str, list[str]] = {"gnc-6": [], "gnc-23": []}
+    rank = f"rank of the data {result.rank}"
+    lines = {"gnc-6": [rank], "gnc-23": [rank]}
     for n, one in result.width.items():
         each = [
             f"m = {m}: κ {k.mean():.3g} ± {k.std():.2g}, bound/κ {np.median(b / k):.3g}"

@@ -176,7 +176,12 @@ def measure(result: list[Row]) -> dict[str, list[str]]:
     """Rank correlations with the real time, and the errors of the forecast."""
     columns = _columns(result)
     known = np.isfinite(columns["real"]) & np.isfinite(columns["forecast"])
-    lines = [f"{np.sum(known)} of {len(result)} networks reach the fraction, forecast and real"]
+    condition, real = columns["condition"], columns["real"]
+    lines = [
+        f"{np.sum(known)} of {len(result)} networks reach the fraction, forecast and real; κ from "
+        f"{condition.min():.3g} to {condition.max():.3g}, real times {real.min():g} to "
+        f"{real.max():g}"
+    ]
     if np.sum(known) < 3:
         return {"ours-kappa-time": lines}
     groups = {"all": known} | {
