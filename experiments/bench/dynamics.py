@@ -100,6 +100,9 @@ def plot(rows: list[Row]) -> Figure:
     axes.set(xlabel="kernels", ylabel="mean error of the loss curve, % of the loss decrease")
     axes.legend(frameon=False, fontsize=9)
     tidy(axes)
+    numbers = sorted({row["rebuilds"] + 1 for row in rows})
+    axes.set_xticks(numbers, [str(number) for number in numbers])
+    axes.xaxis.minorticks_off()
     return figure
 
 

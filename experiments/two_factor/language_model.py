@@ -388,8 +388,17 @@ def plot(result: Result) -> dict[str, Figure]:
 
 def measure(result: Result) -> dict[str, list[str]]:
     """The phases of network and flows, in words."""
+    network = result.network
+    curves = {"network": network} | {f"flow, {name}": flow for name, flow in result.flows.items()}
     lines = [
-        f"{who}: " + "; ".join(f"{phase} {text}" for phase, text in found.items())
+        f"{who}: "
+        + "; ".join(f"{phase} {text}" for phase, text in found.items())
+        + f"; loss {curves[who].loss[curves[who].rankme.argmin()]:.2f} at the least RankMe"
         for who, found in result.phases.items()
     ]
+    lines.append(
+        f"{result.corpus}; held-out loss least at step "
+        f"{network.clock[result.held_out_loss.argmin()]}; "
+        f"sine of the angle of fᵀf and WWᵀ at least {result.imbalance.min():.2f}"
+    )
     return {"two-factor-language-model": lines}

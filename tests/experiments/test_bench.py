@@ -11,7 +11,6 @@ from experiments.bench import (
     accelerator,
     accuracy,
     accuracy_tables,
-    dynamics,
     harness,
     kernel,
     lora,
@@ -195,13 +194,6 @@ def test_choices_are_held_against_the_best_of_the_grid():
     assert cells(table, "AdamW", "race", "0.1") == [
         "2", "50%", "50%", "55 %", "2", "4"
     ]  # fmt: skip
-
-
-def test_the_order_is_the_slope_of_the_later_errors():
-    rebuilds = (1, 2, 3, 4, 6, 8)
-    errors = [0.3 / (n + 1) ** 2 for n in rebuilds]
-    assert dynamics._order(rebuilds, errors) == pytest.approx(2.0)
-    assert dynamics._order(rebuilds, errors[:-1]) is None
 
 
 def test_operations_are_those_of_products_as_often_as_they_run():
