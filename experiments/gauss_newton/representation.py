@@ -214,7 +214,7 @@ def plot(result: list[Path]) -> dict[str, Figure]:
     tidy(axes)
     figures["xgn-3"] = figure
 
-    chosen = sorted({0, blocks // 2, blocks - 1})
+    chosen = sorted({0, blocks - 1})
     figure, panels = _panels(2 + len(chosen))
     for name in found:
         color, label = PALETTE[name], NAMES[name]
