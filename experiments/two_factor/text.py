@@ -50,7 +50,7 @@ def load_text(name: str, *, length: int = 20_000, vocabulary: int = 64, seed: in
         text = LICENSE.read_text()
         letters = sorted(set(text))
         tokens = np.array([letters.index(letter) for letter in text], np.int32)
-        vocabulary, words = len(letters), "characters of the Apache licence"
+        vocabulary, words = len(letters), "characters of the Apache license"
     elif name == "zipf":
         tokens = zipf_tokens(length, vocabulary, seed=seed)
         words = f"tokens of a chain with Zipf frequencies, V = {vocabulary}"
