@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 UNRECORDED = set(
-    "gnc-1 gnc-10 gnc-13 gnc-15 gnc-16 gnc-17 ours-gn-forecast xgn-6 xgn-full-batch xgn-mini-batch"
+    "gnc-1 gnc-10 gnc-13 gnc-15 gnc-16 gnc-17 ours-gn-forecast xgn-6 xgn-full-batch"
     .split()
 )  # fmt: skip
 """Pictures without measured.json."""
