@@ -7,10 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-UNRECORDED = set(
-    "gnc-1 gnc-10 gnc-13 gnc-15 gnc-16 gnc-17 ours-gn-forecast xgn-6 xgn-full-batch"
-    .split()
-)  # fmt: skip
+UNRECORDED = set("gnc-1 gnc-10 gnc-13 gnc-15 gnc-16 gnc-17 xgn-6 xgn-full-batch".split())
 """Pictures without measured.json."""
 NUMBER = re.compile(r"(?<![\w.,])(\d[\d,]*(?:\.\d+)?|\.\d+)(e-?\d+)?( ?%| million)?(?!\w)")
 RECORDS = {  # picture -> its lines of measured.json, and the settings of its script
