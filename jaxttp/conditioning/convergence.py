@@ -50,7 +50,7 @@ def steps_to_accuracy(condition: ArrayLike, accuracy: Any) -> Float[Array, "..."
 
     ceil(log eps / log rate), the worst case over the starting points; the squared distance and
     the loss fall twice as fast. A start without a component along the slowest direction needs
-    fewer: the forecast from the kernel (`jaxttp.predict_training_time`) knows the start.
+    fewer: the forecast from the kernel (`jaxttp.predict_training_time`) takes it into account.
 
     Args:
         condition: kappa >= 1, any shape.

@@ -71,12 +71,7 @@ def flatten_kernel(kernel: Kernel, c: int) -> Float[Array, "mc nc"]:
 
 
 def check_problem(
-    kernel: Any,
-    f0: Any,
-    y: Any,
-    loss: str | Loss,
-    kernel_test: Any = None,
-    f0_test: Any = None,
+    kernel: Any, f0: Any, y: Any, loss: str | Loss, kernel_test: Any = None, f0_test: Any = None
 ) -> tuple[Kernel, Array, Array, Loss, Kernel | None, Array | None]:
     """Validated ``(kernel, f0, targets, loss, kernel_test, f0_test)`` as arrays of one dtype."""
     f0 = check_finite_value("f0", check_array("f0", f0, ndim=2, floating=True))

@@ -37,7 +37,6 @@ from jaxtyping import Array, Float
 from jaxttp._core.checks import (
     check_choice,
     check_finite,
-    check_floating,
     check_integer,
     check_key,
     check_used,
@@ -47,7 +46,7 @@ from jaxttp._core.results import RESULT
 from jaxttp._core.traced import Traced, network_of
 from jaxttp._core.types import ApplyFn, Params, concatenate, count
 from jaxttp._core.xla_cpu.threads import decompose
-from jaxttp.adapters.inputs import check_network, check_samples, traced_outputs
+from jaxttp.adapters.inputs import check_samples, check_trained, traced_outputs
 from jaxttp.adapters.outputs import check_gradients, check_per_sample
 from jaxttp.dynamics._kernels import apply_kernel, check_problem, check_rate, flatten_kernel
 from jaxttp.dynamics._trajectory import output_limit
@@ -208,28 +207,16 @@ def _maps_of_steps(
         arguments = "neither" if optimizer is None else "both"
         raise ValueError(f"give exactly one of learning_rate and optimizer; got {arguments}.")
     if optimizer is None:
-        rate = effective_learning_rate(check_rate(learning_rate), momentum)
-        return _heavy_ball(rate, None, steps)
-    check_used("momentum", momentum or None, False, "put it into optimizer: optax.sgd(rate, 0.9)")
-    if isinstance(optimizer, HeavyBall):  # its numbers may be traced
-        return _heavy_ball(optimizer.rates, optimizer.momentum, steps, optimizer.nesterov)
-    if linear_filter(optimizer, steps=steps).weight_decay:
+        optimizer = HeavyBall(effective_learning_rate(check_rate(learning_rate), momentum))
+    else:
+        hint = "put it into optimizer: optax.sgd(rate, 0.9)"
+        check_used("momentum", momentum or None, False, hint)
+    if not isinstance(optimizer, HeavyBall) and linear_filter(optimizer, steps=steps).weight_decay:
         raise ValueError(
             "optimizer decays the weights, which the diffusion does not follow; leave the decay "
             "out, or use jaxttp.dynamics.recursion with several keys."
         )
     return step_maps(optimizer, steps)
-
-
-@functools.partial(jit, static_argnums=(2, 3))
-def _heavy_ball(rates: Any, m: Any, steps: int, nesterov: bool = False) -> tuple[Array, Array]:
-    """These maps for rates, one or (T,), and a velocity where there is momentum."""
-    ones, etas = jnp.ones(steps), jnp.broadcast_to(rates, (steps,))
-    if m is None:
-        return ones[:, None, None], -etas[:, None]
-    ahead = m if nesterov else 1.0
-    still = jnp.array([[ones, -etas * m * ahead], [0.0 * ones, m * ones]])
-    return jnp.moveaxis(still, -1, 0), jnp.stack([-etas * (1.0 + m * nesterov), ones], axis=1)
 
 
 class _Plan(NamedTuple):
@@ -467,11 +454,7 @@ def diagonal_noise(
         TTP Section 3.1 and Appendix B. It keeps a few per cent of the trace of J Sigma J^T in
         our checks, so it is an approximation for comparisons and not the default.
     """
-    check_network(apply_fn, params)
-    x = check_samples("x", x)
-    check_floating("params", params)
-    check_finite("params", params)
-    check_finite("x", x)
+    x = check_trained(apply_fn, params, x)
     check_per_sample(apply_fn, params, x)
     targets, loss = encode_targets(loss, y, traced_outputs(apply_fn, params, x))
 

@@ -110,8 +110,7 @@ def solve_ode(
     ts: Array,
     *,
     solver: diffrax.AbstractAdaptiveSolver | None = None,
-    rtol: Any = None,
-    atol: Any = None,
+    accuracy: tuple[Any, Any] | None = None,
     save: Callable[[Any, Any, Any], Any] = lambda t, state, args: state,
 ) -> tuple[Any, Array]:
     """The saved values of the states at times `ts`, from t = 0 on, and the accepted steps.
@@ -121,14 +120,12 @@ def solve_ode(
         start: a pytree.
         ts: times (T,), in whose dtype time runs.
         solver: of diffrax; Tsit5 when None.
-        rtol: relative tolerance; 1e-5 for float32, 1e-8 for float64 when None.
-        atol: absolute tolerance, likewise 1e-6 and 1e-9.
+        accuracy: relative and absolute tolerance; (1e-5, 1e-6) for float32, (1e-8, 1e-9) for
+            float64 when None.
         save: ``(t, state, args) -> what to keep``.
     """
-    single = ts.dtype == jnp.float32
-    rtol = (1e-5 if single else 1e-8) if rtol is None else rtol
-    atol = (1e-6 if single else 1e-9) if atol is None else atol
-    accuracy = jnp.asarray(rtol, ts.dtype), jnp.asarray(atol, ts.dtype)
+    if accuracy is None:
+        accuracy = (1e-5, 1e-6) if ts.dtype == jnp.float32 else (1e-8, 1e-9)
     solution: Any = diffrax.diffeqsolve(
         diffrax.ODETerm(field),
         solver or diffrax.Tsit5(),

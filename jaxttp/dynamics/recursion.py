@@ -24,13 +24,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxttp._core.checks import check_integer
 from jaxttp._core.compile import jit
-from jaxttp.dynamics._kernels import (
-    apply_kernel,
-    check_problem,
-    image_of,
-    image_size,
-    outputs_of,
-)
+from jaxttp.dynamics._kernels import apply_kernel, check_problem, image_of, image_size, outputs_of
 from jaxttp.dynamics._trajectory import Trajectory, output_limit
 from jaxttp.dynamics.batches import batch_indices
 from jaxttp.dynamics.optimizers import (
@@ -240,11 +234,9 @@ class Motion(NamedTuple):
     @classmethod
     def of(cls, kernel: Kernel, f0: Array, tangent: Array | None) -> "Motion":
         """With one kernel; J w_0 is the tangent where weights decay."""
-        if tangent is None:  # made by NumPy, which compiles nothing
-            pushed = jax.device_put(np.zeros((1, *f0.shape), f0.dtype))
-        else:
-            pushed = tangent[None]
-        return cls([Linearization(kernel, pushed)], f0)
+        # Zeros of NumPy compile nothing.
+        pushed = np.zeros((1, *f0.shape), f0.dtype) if tangent is None else tangent[None]
+        return cls([Linearization(kernel, jax.device_put(pushed))], f0)
 
     @property
     def size(self) -> int:

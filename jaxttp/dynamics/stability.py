@@ -19,7 +19,7 @@ import optax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from jaxttp._core.checks import check_number
+from jaxttp._core.checks import check_number, is_concrete
 from jaxttp._core.compile import jit
 from jaxttp._core.xla_cpu.threads import decompose
 from jaxttp.dynamics._kernels import apply_kernel, check_problem, flatten_kernel
@@ -57,24 +57,17 @@ def curvature_modes(
     The eigenvalues fall; arguments as validated by `check_problem`. There are `MODES`, or N C where
     that is less.
     """
-    root = _hessian_root(f, targets, loss)
+    root, (n, c) = _hessian_root(f, targets, loss), f.shape
     if f.size > DENSE:
         values, vectors = _ritz(functools.partial(apply_kernel, kernel), root)
     else:
-        values, vectors = decompose(jnp.linalg.eigh, _rooted_kernel(kernel, root))
+        matrix = flatten_kernel(kernel, c).reshape(n, c, n * c)
+        half = jnp.einsum("nab,nbp->nap", root, matrix, precision="highest").reshape(n * c, n, c)
+        whole = jnp.einsum("pnb,nba->pna", half, root, precision="highest").reshape(n * c, n * c)
+        values, vectors = decompose(jnp.linalg.eigh, whole / n)
     values, vectors = values[::-1][:MODES], vectors[:, ::-1][:, :MODES]
-    n, c = f.shape
     left = jnp.einsum("nab,nbk->nak", root, vectors.reshape(n, c, -1), precision="highest")
     return jnp.maximum(values, 0.0), left.reshape(n * c, -1)
-
-
-def _rooted_kernel(kernel: Kernel, root: Float[Array, "n c c"]) -> Float[Array, "nc nc"]:
-    """(1/N) H^(1/2) Theta H^(1/2)."""
-    n, c, _ = root.shape
-    matrix = flatten_kernel(kernel, c)
-    half = jnp.einsum("nab,nbp->nap", root, matrix.reshape(n, c, n * c), precision="highest")
-    whole = jnp.einsum("pnb,nba->pna", half.reshape(n * c, n, c), root, precision="highest")
-    return whole.reshape(n * c, n * c) / n
 
 
 def _hessian_root(f: Array, targets: Array, loss: Loss) -> Float[Array, "n c c"]:
@@ -195,15 +188,15 @@ class StepMaps(NamedTuple):
     """The linear map of every step of an optimizer on (weight, accumulators) of a mode.
 
     Attributes:
-        still: M (T, k, k), without a gradient.
+        still: M (T, k, k), without a gradient; of NumPy where its values are known.
         pulled: b (T, k), the response to a unit gradient.
     """
 
-    still: np.ndarray
-    pulled: np.ndarray
+    still: Any
+    pulled: Any
 
 
-def step_maps(optimizer: optax.GradientTransformation, steps: int) -> StepMaps:
+def step_maps(optimizer: optax.GradientTransformation | HeavyBall, steps: int) -> StepMaps:
     """The maps of a linear optimizer, from its response to unit vectors at every step.
 
     Raises:
@@ -217,7 +210,7 @@ def step_maps(optimizer: optax.GradientTransformation, steps: int) -> StepMaps:
             rows = inlined(_step_rows, descent)(descent, first, steps)
         except (ValueError, TypeError, AttributeError) as problem:
             raise ValueError(f"optimizer: its steps cannot be taken apart ({problem})") from problem
-    rows = np.asarray(rows, np.float64)
+    rows = np.asarray(rows, np.float64) if is_concrete(rows) else rows
     return StepMaps(rows[:, :, 1:], rows[:, :, 0])
 
 

@@ -146,16 +146,11 @@ def _flow(
         return _velocity(*state, targets, rate)
 
     solver = diffrax.Tsit5() if ts.dtype == jnp.float32 else diffrax.Dopri8()
-    return solve_ode(field, factors, ts, solver=solver, rtol=accuracy[0], atol=accuracy[1])[0]
+    return solve_ode(field, factors, ts, solver=solver, accuracy=accuracy)[0]
 
 
 def two_factor_descent(
-    f: ArrayLike,
-    w: ArrayLike,
-    labels: Any,
-    *,
-    learning_rate: Any,
-    steps: int,
+    f: ArrayLike, w: ArrayLike, labels: Any, *, learning_rate: Any, steps: int
 ) -> TwoFactorTrajectory:
     """Gradient descent on both factors at once; the invariant drifts by O(eta) over a fixed time.
 

@@ -8,6 +8,7 @@ its transpose a step, about as much as training. It is the reference for the oth
 only forecast for such optimizers.
 """
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -19,13 +20,13 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
-from jaxttp._core.checks import check_finite, check_floating, check_integer, is_concrete
+from jaxttp._core.checks import check_finite, check_integer, is_concrete
 from jaxttp._core.compile import jit
 from jaxttp._core.products import with_forward_mode
 from jaxttp._core.results import RESULT
 from jaxttp._core.traced import Traced, network_of
-from jaxttp._core.types import ApplyFn, Params, count
-from jaxttp.adapters.inputs import check_network, check_samples
+from jaxttp._core.types import ApplyFn, Params
+from jaxttp.adapters.inputs import check_samples, check_trained
 from jaxttp.adapters.outputs import check_gradients, output_shape
 from jaxttp.dynamics._network import evaluation, promote_all
 from jaxttp.dynamics._trajectory import output_limit
@@ -78,12 +79,12 @@ class WeightSpaceTrajectory(eqx.Module):
         if mismatch <= CONFIRMED:
             return None
         advice = "" if mismatch <= EARLY_ONLY else ", so take only early times at their word"
-        known = (
+        errors = (
             "in 12 real trainings with Adam over 150 steps times were off by at most 3 steps at a "
             "threshold of 40 %, by up to 48 at 10 % and 70 at 1 %; "
         )
         return (
-            f"one linearization, whose kernel is not rebuilt; {'' if self.linear else known}here, "
+            f"one linearization, whose kernel is not rebuilt; {'' if self.linear else errors}here, "
             "at the last predicted weights, the outputs of the network itself are off by "
             f"{100 * mismatch:.2g} % of their predicted change{advice}"
         )
@@ -150,15 +151,9 @@ def weight_space(
         TTP Section 3 and Figure 9 (gradient descent); other optimizers are derived.
     """
     check_integer("steps", steps, at_least=1)
-    check_network(apply_fn, params)
+    x = check_trained(apply_fn, params, x)
     check_stepping(optimizer, params)
-    x = check_samples("x", x)
     x_test = None if x_test is None else check_samples("x_test", x_test)
-    check_floating("params", params)
-    check_finite("params", params)
-    check_finite("x", x)
-    if count(x) == 0:
-        raise ValueError("x must hold at least one sample; it is empty.")
     output_shape(apply_fn, params, x)
     params, x, x_test = promote_all(params, x, x_test)
     network = network_of(apply_fn)
@@ -176,13 +171,20 @@ def weight_space(
     step = functools.partial(
         inlined(_step, descent), descent, linearized, params, targets, loss=loss
     )
-    begin = _begin(linearized, params, optimizer.init(params))
+    # Steps donate displacement and state: both are copies.
+    zeros, state = jax.tree.map(jnp.zeros_like, params), optimizer.init(params)
+    state = jax.tree.map(lambda a: jnp.array(a, dtype=jnp.asarray(a).dtype, copy=True), state)
+    alive, none = jax.device_put(True), jax.device_put(np.zeros((), f0.dtype))
+    begin = (zeros, state, linearized.f0, alive), (linearized.f0, linearized.f0_test, none, alive)
     moved, (train, test, displacement, alive) = _walk(step, begin, indices, steps)
     check_gradients(apply_fn, params, x, jnp.where(alive, 0.0, jnp.nan))
     check_gradients(apply_fn, params, x_test, test, name="x_test")
     end = _end(network.precise(params, x), params, moved, x, train, alive)
     ts = jax.device_put(np.arange(steps + 1, dtype=f0.dtype))
-    is_linear = _is_linear(optimizer, params, steps)
+    is_linear = isinstance(optimizer, HeavyBall)
+    if not isinstance(optimizer, HeavyBall):
+        with contextlib.suppress(ValueError):
+            is_linear = linear_filter(optimizer, params, steps=steps).weight_decay is not None
     return WeightSpaceTrajectory(ts, train, test, end[0], displacement, end[1], linear=is_linear)
 
 
@@ -221,18 +223,6 @@ class Linearized(NamedTuple):
 @jit
 def _linearize(network: Traced, params: Params, x: Any) -> tuple[Array, Callable[[Params], Array]]:
     return jax.linearize(with_forward_mode(lambda w: network(w, x), params), params)
-
-
-def _begin(linearized: Linearized, params: Params, state: optax.OptState) -> tuple[tuple, tuple]:
-    """Displacement, state, outputs and whether they are representable, initially; and their report.
-
-    Displacement and state are copies: steps donate and reuse their memory.
-    """
-    moved = jax.tree.map(jnp.zeros_like, params)
-    state = jax.tree.map(lambda a: jnp.array(a, dtype=jnp.asarray(a).dtype, copy=True), state)
-    alive, none = jax.device_put(True), jax.device_put(np.zeros((), linearized.f0.dtype))
-    f0 = linearized.f0
-    return (moved, state, f0, alive), (f0, linearized.f0_test, none, alive)
 
 
 def _walk(
@@ -305,12 +295,3 @@ def _end(
 def _norm(tree: Params) -> Array:
     total = sum((jnp.sum(leaf**2) for leaf in jax.tree.leaves(tree)), start=jnp.zeros(()))
     return jnp.sqrt(total)
-
-
-def _is_linear(optimizer: Any, params: Params, steps: int) -> bool:
-    if isinstance(optimizer, HeavyBall):
-        return True
-    try:
-        return linear_filter(optimizer, params, steps=steps).weight_decay is not None
-    except ValueError:
-        return False

@@ -21,7 +21,6 @@ from jaxtyping import Array
 from jaxttp._core.checks import (
     check_finite_value,
     check_integer,
-    check_leaves,
     check_optimizer,
     is_concrete,
 )
@@ -126,7 +125,6 @@ def relinearized_recursion(  # noqa: PLR0913
     if not callable(kernel_fn):
         raise TypeError(f"kernel_fn must be a function of the parameters; got {kernel_fn!r}.")
     x = check_samples("x", x)
-    check_leaves("params", params)
     params, x, x_test = promote_all(params, x, x_test)
     controller = Controller.of(rebuilds, steps, tolerance, max_rebuilds)
     if (x_test is None) != (kernel_test_fn is None):
@@ -168,5 +166,5 @@ def relinearized_recursion(  # noqa: PLR0913
         setup, damping = dataclasses.replace(setup, damps=False), None
     counters = optimizer.init(jax.device_put(np.zeros((), f0.dtype)))
     state = State(0, params, motion.ends[0], params, tuple(velocities), f0, counters)
-    state = state._replace(here=linearize(setup, state, kernel, params, damping))
+    state = state._replace(linearization=linearize(setup, state, kernel, params, damping))
     return integrate(setup, state, controller, progress or (lambda built, planned: None))

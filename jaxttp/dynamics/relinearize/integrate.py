@@ -84,14 +84,14 @@ class Record:
             segment.tau, state.step, end,
         )  # fmt: skip
         diverged_at = self.diverged_at if self.diverged_at >= 0 else int(run.diverged_at)
-        test = None if self.test is None else self._follow_test(segment, arrival)
+        test = None if self.test is None else self._follow_test(self.test, segment, arrival)
         new = state._replace(step=end, weights=arrival.weights, outputs=at(train, end))
         if end < setup.steps:
             rows = run.rows[1:]
             velocities = tuple(combine(setup, state, segment.points, row) for row in rows)
             new = new._replace(point=segment.points[1], velocities=velocities, optimizer=run.state)
-            here = linearize(setup, new, segment.kernel, new.point, segment.damping)
-            new = new._replace(here=here)
+            linearization = linearize(setup, new, segment.kernel, new.point, segment.damping)
+            new = new._replace(linearization=linearization)
         return Record(setup, new, train, provisional, diverged_at, test)
 
     def freeze(self, ahead: Prediction) -> "Record":
@@ -120,9 +120,8 @@ class Record:
         state = self.state._replace(step=self.setup.steps)
         return Record(self.setup, state, train, provisional, diverged_at, test)
 
-    def _follow_test(self, segment: Segment, arrival: Arrival) -> TestPath:
-        setup, test, start, run = self.setup, self.test, self.state.step, arrival.run
-        assert test is not None  # the caller checks
+    def _follow_test(self, test: TestPath, segment: Segment, arrival: Arrival) -> TestPath:
+        setup, start, run = self.setup, self.state.step, arrival.run
         assert setup.cross_fn is not None
         assert run.coefficients is not None
         kernels = test.kernel, setup.cross_fn(segment.points[1])
@@ -140,10 +139,7 @@ class Record:
 
 
 def integrate(
-    setup: Setup,
-    state: State,
-    controller: Controller,
-    report: Callable[[int, int], None],
+    setup: Setup, state: State, controller: Controller, report: Callable[[int, int], None]
 ) -> RelinearizedTrajectory:
     """The path to the horizon.
 
@@ -186,7 +182,10 @@ def integrate(
         if path.state.step < setup.steps:
             ahead = predict(setup, path.state)
     report(setup.costs.kernels, setup.costs.kernels)
-    loss, uncertainty, local = _estimate(path, np.isin(np.arange(setup.steps + 1), ends))
+    paths = path.train, path.provisional
+    loss, provisional = (curves(f, setup.targets, setup.loss)[0] for f in paths)
+    is_end = np.isin(np.arange(setup.steps + 1), ends)
+    uncertainty, local = _uncertainty(loss, provisional, is_end)
     return RelinearizedTrajectory(
         ts=jax.device_put(np.arange(setup.steps + 1, dtype=loss.dtype)),
         train=path.train,
@@ -205,19 +204,13 @@ def integrate(
     )
 
 
-def _estimate(path: Record, is_end: np.ndarray) -> tuple[Array, Array, Array]:
-    """The loss, its uncertainty, and every segment's largest change as a fraction of the decrease.
+@jit
+def _uncertainty(curve: Array, provisional: Array, is_end: Array) -> tuple[Array, Array]:
+    """The loss's uncertainty, and every segment's largest change as a fraction of the decrease.
 
     The change by a correction at a segment's end acts on later steps like a shift in time: there it
     counts as the same fraction of the current loss.
     """
-    targets, loss_of = path.setup.targets, path.setup.loss
-    loss, provisional = (curves(f, targets, loss_of)[0] for f in (path.train, path.provisional))
-    return loss, *_uncertainty(loss, provisional, is_end)
-
-
-@jit
-def _uncertainty(curve: Array, provisional: Array, is_end: Array) -> tuple[Array, Array]:
     change, decrease = jnp.abs(curve - provisional), jnp.abs(curve[0] - curve[-1])
     least = jnp.maximum(jax.lax.cummin(curve), jnp.finfo(curve.dtype).tiny)
     fractions = jnp.cumsum(jnp.where(is_end, change / least, 0.0))
@@ -265,12 +258,7 @@ def _append(
 
 @jit
 def _test_path(
-    motion: Motion,
-    coefficients: Array,
-    path: Array,
-    start: Array,
-    end: Array,
-    exact: Array | None,
+    motion: Motion, coefficients: Array, path: Array, start: Array, end: Array, exact: Array | None
 ) -> Array:
     """Outputs on test samples (T + 1, M, C), moved by the updates of a run.
 

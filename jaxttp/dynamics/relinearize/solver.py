@@ -118,7 +118,7 @@ class State(NamedTuple):
         step: the step.
         point: weights near those of the path, where the kernel is computed: the predicted end of
             the segment before. A kernel at its corrected end would be one more.
-        here: the linearization at `point`.
+        linearization: of the network at `point`.
         weights: of the path.
         velocities: the optimizer's accumulators, in weight space; None for zero.
         outputs: of the network at the path's weights (N, C).
@@ -127,7 +127,7 @@ class State(NamedTuple):
 
     step: int
     point: Params
-    here: Linearization
+    linearization: Linearization
     weights: Params
     velocities: tuple[Params | None, ...]
     outputs: Float[Array, "n c"]
@@ -293,13 +293,13 @@ def _run(
 
 def predict(setup: Setup, state: State) -> Prediction:
     """The path to the horizon with the current kernel."""
-    ahead = run(setup, state, Motion([state.here], state.outputs), setup.steps, keep=True)
+    ahead = run(setup, state, Motion([state.linearization], state.outputs), setup.steps, keep=True)
     carried = _carried(setup, state)
     products = np.array([
         [0.0 if a is None or b is None else float(inner(a, b)) for b in carried] for a in carried
     ])  # fmt: skip
     assert ahead.coefficients is not None  # they are kept
-    length = np.asarray(_lengths(state.here, ahead.coefficients, products), np.float64)
+    length = np.asarray(_lengths(state.linearization, ahead.coefficients, products), np.float64)
     length = np.where(np.arange(len(length)) > state.step, length, 0.0)
     first, last = setup.losses(setup.f0, at(ahead.records, setup.steps))
     decrease, path = abs(first - last), np.cumsum(length)
@@ -307,13 +307,13 @@ def predict(setup: Setup, state: State) -> Prediction:
 
 
 @jit
-def _lengths(here: Linearization, coefficients: Array, products: Array) -> Array:
+def _lengths(linearization: Linearization, coefficients: Array, products: Array) -> Array:
     """The length in weight space of every step's update (T + 1,)."""
     updates = jnp.diff(coefficients, axis=0, prepend=coefficients[:1])
-    k, shape = len(here.pushed), here.pushed.shape[1:]
+    k, shape = len(linearization.pushed), linearization.pushed.shape[1:]
     dual, carried = updates[:, :-k].reshape(-1, *shape), updates[:, -k:]
-    square = jnp.sum(dual * apply_kernel(here.kernel, dual), (1, 2))
-    square = square + 2 * jnp.einsum("tk,tnc,knc->t", carried, dual, here.pushed)
+    square = jnp.sum(dual * apply_kernel(linearization.kernel, dual), (1, 2))
+    square = square + 2 * jnp.einsum("tk,tnc,knc->t", carried, dual, linearization.pushed)
     square = square + jnp.einsum("tk,kj,tj->t", carried, products.astype(dual.dtype), carried)
     return jnp.sqrt(jnp.maximum(square, 0.0))
 
@@ -337,7 +337,7 @@ def step(setup: Setup, state: State, ahead: Prediction, end: int, limit: float) 
     if not bool(_is_finite(kernel)):
         return Step(Outcome.DIVERGED)
     damped, sharpness = None, 0.0
-    if setup.damps and bool(is_nonlinear(state.here.kernel, kernel)):
+    if setup.damps and bool(is_nonlinear(state.linearization.kernel, kernel)):
         damped, sharpness = setup.damping(kernel, at(ahead.train, end), end)
     length = ahead.path - ahead.path[state.step]
     fractions = np.clip(length / (length[end] if length[end] > 0 else 1.0), 0.0, 1.0)
@@ -345,7 +345,7 @@ def step(setup: Setup, state: State, ahead: Prediction, end: int, limit: float) 
     segment = Segment(end, [state.point, point], kernel, damped, tau)
     far = linearize(setup, state, kernel, point, damped)
     forcing = jax.device_put(np.zeros_like(state.outputs))
-    motion = Motion([state.here, far], state.outputs, tau, forcing)
+    motion = Motion([state.linearization, far], state.outputs, tau, forcing)
     corrected = run(setup, state, motion, end, keep=setup.x_test is not None)
     error = _change(setup, ahead, corrected.records, state.step, end)
     if not error <= limit:
