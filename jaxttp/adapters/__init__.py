@@ -4,7 +4,7 @@ Everything in this library rests on the Jacobian of single outputs, so row i of 
 depend on row i of `x` alone. A network in training mode breaks that: BatchNorm mixes the samples of
 its batch and dropout draws. Hence every adapter makes a copy in *evaluation* mode, by one rule:
 an attribute of a module, or an argument of a call, that has one of the names below receives the
-evaluation value, whatever was hard-coded there.
+evaluation value, even where another one is hard-coded.
 
     True:  deterministic, use_running_average, inference
     False: train, training, is_training, update_stats

@@ -178,7 +178,7 @@ def from_equinox(module: Any, state: Any = None) -> Model:
     Raises:
         TypeError: `module` is not an instance of ``equinox.Module``, or cannot be called; `state`
             is not an ``equinox.nn.State``.
-        ValueError: `module` has stateful layers and `state` was not given.
+        ValueError: `module` has stateful layers and `state` is missing.
 
     Example:
         >>> import equinox as eqx, jax, jax.numpy as jnp

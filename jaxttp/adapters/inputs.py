@@ -25,7 +25,7 @@ _TORCH = (
 def check_samples(name: str, x: Any) -> Any:
     """Samples (N, ...) as one array of numbers, or as a pytree of such arrays.
 
-    Arrays, lists, data frames and tensors on the CPU become one array. What is a pytree: a mapping
+    Arrays, lists, data frames and tensors on the CPU become one array. Pytrees are: a mapping
     (as tokenizers give, ``{"input_ids": ..., "attention_mask": ...}``), a NamedTuple, a tuple of
     arrays, a class registered as a pytree. A list is data, nested or not, also inside of one.
 

@@ -54,11 +54,11 @@ class ConditionNumber(eqx.Module):
     """A pseudo-condition number with its rank, tolerance and error.
 
     Attributes:
-        value: largest / smallest; nan for a zero matrix, +inf if the given rank is too high.
+        value: largest / smallest; nan for a zero matrix, +inf if the argument `rank` is too high.
         largest: the largest absolute eigenvalue.
         smallest: the smallest absolute eigenvalue that counts as non-zero.
         rank: how many count; None for an operator known by products alone, which do not resolve
-            multiplicities, unless the rank was given.
+            multiplicities, unless the rank was passed.
         tolerance: below this an eigenvalue is zero.
         gap: smallest over the next eigenvalue; +inf at full rank; nan where not all are known.
         rank_below: the condition number at rank - 1; nan at rank 1 or less, or where it is not

@@ -12,7 +12,7 @@ from jaxttp._core.checks import check_array, check_number, is_concrete
 
 
 def _check_condition(condition: Any) -> Array:
-    """Kappa in float64; what is known and below 1 is an error."""
+    """Kappa in float64; a known value below 1 is an error."""
     kappa = check_array("condition", condition).astype(jnp.float64)
     if is_concrete(condition) and not bool(np.all(np.asarray(condition) >= 1.0)):  # NaN neither
         raise ValueError(f"condition must be at least 1; got {condition!r}.")

@@ -117,7 +117,7 @@ def gauss_newton_linear(
         scales: fixed factors (a_l,) behind every hidden layer, as of a frozen batch norm.
 
     Returns:
-        (k d, k d), index out * d + in, symmetric PSD, in float64 whatever the weights are.
+        (k d, k d), index out * d + in, symmetric PSD, in float64 for any weights.
 
     Raises:
         ValueError: shapes that do not chain, a covariance that is not PSD.

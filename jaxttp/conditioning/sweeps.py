@@ -95,7 +95,7 @@ class RankSensitivity(NamedTuple):
 def linear_point(
     weights: Any, covariance: ArrayLike | None = None, *, skip: Any = 0.0, scales: Any = None
 ) -> LinearPoint:
-    """Kappa of a deep linear or residual network beside its bounds.
+    """Kappa of a deep linear or residual network with its bounds.
 
     Args:
         weights: [W_1 (a1, d), ..., W_L (k, a)].

@@ -20,7 +20,7 @@ def check_batches(
 
     Args:
         batch_size: B; None for full batches, which have no protocol.
-        key: a `jax.random.key`; one that is not needed may be given.
+        key: a `jax.random.key`; ignored where it is not needed.
         protocol: see `batch_indices`; None for "epochs".
         n: number of samples, where it is known.
 

@@ -63,7 +63,7 @@ NOISES = ("full", "diagonal", "constant")
 class Diffusion(eqx.Module):
     """Predicted outputs under mini-batch noise; one unit of time is one optimizer step.
 
-    Every array but `ts` has a leading axis of paths where `paths` was given.
+    Every array but `ts` has a leading axis of paths with `paths`.
 
     Attributes:
         ts: 0, 1, ..., steps.
@@ -139,8 +139,8 @@ def diffusion(  # noqa: PLR0913
         paths: how many paths, by vmap over keys; one without a leading axis when None.
         noise_kernel: J Sigma_0 J^T as an approximation has it, (N, C, N, C), or (N + M, C, N + M,
             C) with test samples; `diagonal_noise` gives the paper's. When None, "diagonal" keeps
-            the part of the exact one that is diagonal in the eigenbasis of Theta (all that a kernel
-            knows of the weights), "constant" keeps all of it.
+            the part of the exact one that is diagonal in the eigenbasis of Theta (which needs the
+            kernel alone), "constant" keeps all of it.
         kernel_test: Theta(X*, X) (M, C, N, C), or (M, N).
         f0_test: test outputs before training (M, C).
         save: "outputs", or "curves" for losses and errors alone.

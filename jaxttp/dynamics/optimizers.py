@@ -153,8 +153,8 @@ def inlined(function: Any, descent: Optimizer) -> Any:
 class _KeyedUpdate(Keyed):
     """An optax transformation, equal to others whose update has the same equations.
 
-    The numbers of a state are arguments of the update: only its structure counts. Where no weights
-    are given, those of several shapes stand for them, as an optimizer may look at shapes or names.
+    The numbers of a state are arguments of the update: only its structure counts. Without
+    weights, examples of several shapes are used, as an optimizer may depend on shapes or names.
 
     Attributes:
         optimizer: the transformation.

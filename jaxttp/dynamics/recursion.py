@@ -319,7 +319,7 @@ class Followed(NamedTuple):
             records are held.
         rows: the last coefficients of the weights, then of each of the optimizer's accumulators.
         state: the optimizer's.
-        coefficients: of the weights at every step, where room was given for them.
+        coefficients: of the weights at every step, if recorded.
     """
 
     records: Any
@@ -359,7 +359,7 @@ def follow(
         end: the last.
         records: room for `save` of the outputs at every step, with a leading axis (T + 1).
         coefficients: room for the weights' coefficients (T + 1, size).
-        save: (N, C) -> what is recorded.
+        save: (N, C) -> the values to record.
     """
     horizon, limit, folds = len(jax.tree.leaves(records)[0]), output_limit(motion.f), motion.folds()
     # With factors, steps of mini-batches compute the batch's rows alone. `_fill` adds the others,

@@ -120,7 +120,7 @@ def weight_space(
     Args:
         apply_fn: ``(params, x) -> outputs (N, C)``.
         params: the weights before training, where the network is linearized; bfloat16 and float16
-            are promoted to float32, samples with them, and a warning says so.
+            are promoted to float32, with the samples and a warning.
         x: samples (N, ...), an array or a pytree of arrays with N rows each.
         y: integer labels (N,) or targets (N, C).
         loss: a name or a `Loss`.

@@ -65,8 +65,8 @@ def relinearized_recursion(  # noqa: PLR0913
 
     Args:
         apply_fn: ``(params, x) -> outputs (N, C)``.
-        params: the weights before training; bfloat16 and float16 are promoted to float32, samples
-            with them, and a warning says so.
+        params: the weights before training; bfloat16 and float16 are promoted to float32, with the
+            samples and a warning.
         x: samples (N, ...), an array or a pytree of arrays with N rows each.
         y: integer labels (N,) or targets (N, C).
         loss: a name or a `Loss`.

@@ -13,7 +13,7 @@ from jaxttp._core.checks import check_integer, check_number
 class Controls:
     """The numbers of relinearization, and where they come from.
 
-    Measured where a line says so; the others are rules of thumb, as in solvers of ODEs.
+    Measured where a line has figures; the others are rules of thumb, as in solvers of ODEs.
 
     Attributes:
         first: fraction of the single-kernel forecast's path that the first adaptive segment covers.
@@ -68,7 +68,7 @@ class Controller:
         steps: the horizon T.
         budget: kernels after the first, at most.
         tolerance: of the loss curve's change by a segment's correction, as a fraction of the loss's
-            decrease; None for `budget` segments whatever their errors.
+            decrease; None for `budget` segments of any error.
         ends: of segments, where the caller sets them.
         length: of the next segment; None before the first.
         latest: its last step at most.
@@ -126,7 +126,7 @@ class Controller:
             length = max(target, least)
         end = int(np.searchsorted(path, length, side="right")) - 1  # the last not beyond it
         end = min(max(end, start + 1), latest)
-        is_last = kernels >= self.budget  # the horizon has to be reached, whatever the error
+        is_last = kernels >= self.budget  # the horizon has to be reached, with any error
         if is_last:
             end = self.steps
         is_shortest = is_last or end <= start + 1 or bool(path[end] <= least)
