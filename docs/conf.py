@@ -36,6 +36,7 @@ include_patterns = [
     "docs/*.md",
     "docs/guides/*.md",
     "docs/explanations/*.md",
+    "docs/commands/*",
     "docs/reference/*.rst",
     "notebooks/*.ipynb",
     "experiments/README.md",
