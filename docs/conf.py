@@ -53,6 +53,7 @@ nb_number_source_lines = False
 myst_enable_extensions = ["dollarmath", "amsmath", "deflist"]
 myst_heading_anchors = 4
 highlight_language = "none"
+smartquotes_action = "qe"  # two dashes begin an option
 
 # The reference, from docstrings.
 autodoc_typehints = "description"
@@ -75,6 +76,10 @@ mathjax3_config = {
     "options": {"enableMenu": False},
     "svg": {"fontCache": "global", "displayAlign": "left", "displayIndent": "1.5em"},
 }
+
+# A build needs no network, so links to other hosts are not tried, and sphinx.ext.intersphinx is not
+# used. MyST warns of internal links and anchors without a target.
+linkcheck_ignore = [r"https?://"]
 
 # The look.
 html_theme = "furo"
