@@ -53,7 +53,6 @@ nb_number_source_lines = False
 myst_enable_extensions = ["dollarmath", "amsmath", "deflist"]
 myst_heading_anchors = 4
 highlight_language = "none"
-smartquotes_action = "qe"  # two dashes begin an option
 
 # The reference, from docstrings.
 autodoc_typehints = "description"

@@ -18,14 +18,6 @@ from sphinx.util.nodes import nested_parse_with_titles
 
 from jaxttp.cli import app as command_line
 
-COLUMN = 736
-"""Width of the text in pixels: larger pictures are links to themselves."""
-
-_ARRAY_LIKE = re.compile(
-    r"Array \| ~?(numpy\.)?ndarray \| ~?(numpy\.)?bool \| ~?(numpy\.)?number"
-    r" \| bool \| int \| float \| complex"
-)
-
 
 def process(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
     """Before Napoleon reads a docstring."""
@@ -41,10 +33,9 @@ def plain_attributes(
 
 def plain_type(text: str) -> str:
     """A type as the code has it: Float[Array, 'n c'], ArrayLike, Callable."""
-    text = re.sub(r"~?(jax\.)?jaxlib\._jax\.Array", "Array", text)
-    text = re.sub(r"~?(jaxtyping|collections\.abc|typing|optax\._src\.base|pathlib)\.", "", text)
+    text = re.sub(r"~?(?<![\w.])(?!jaxttp\b)[a-z]\w*\.(\w+\.)*(?=[A-Z])", "", text)
     text = re.sub(r"(?<![~\w.])jaxttp\.", "~jaxttp.", text)
-    return _ARRAY_LIKE.sub("ArrayLike", text)
+    return re.sub(r"Array \| [^|]*ndarray \| .*? \| complex", "ArrayLike", text)
 
 
 def plain_types(app: Sphinx, domain: str, kind: str, content: nodes.Element) -> None:
@@ -54,15 +45,12 @@ def plain_types(app: Sphinx, domain: str, kind: str, content: nodes.Element) -> 
 
 
 def finish(app: Sphinx, tree: nodes.document) -> None:
-    """A result has attributes, not variables; Sphinx links pictures that have a width."""
+    """A result has attributes, not variables; Sphinx links pictures that have a scale."""
     for name in tree.findall(nodes.field_name):
         if name.astext() == "Variables":
             name.children = [nodes.Text("Attributes")]
     for image in tree.findall(nodes.image):
-        path = app.srcdir / image["uri"]
-        if path.suffix == ".png" and path.is_file():
-            if int.from_bytes(path.read_bytes()[16:20], "big") > COLUMN:
-                image["width"] = "100%"
+        image["scale"] = 100
 
 
 def skip(app: Sphinx, what: str, name: str, obj: Any, skipped: bool, options: Any) -> bool | None:
@@ -120,8 +108,8 @@ def command_options(name: str) -> list[str]:
     for panel, options in itertools.groupby(command.params, lambda one: one.rich_help_panel):
         lines += [panel, "-" * len(panel), ""]
         for flags, text in (option.get_help_record(context) for option in options):
-            flags = flags.replace(" / ", ", ")
-            lines += [f".. option:: {flags}", "", f"   {escape(text)}", ""]
+            text = re.sub("(--[a-z-]+)", r"``\1``", escape(text))
+            lines += [f".. option:: {flags.replace(' / ', ', ')}", "", f"   {text}", ""]
     return lines
 
 

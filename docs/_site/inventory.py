@@ -8,7 +8,6 @@ import functools
 import importlib
 import inspect
 import itertools
-import pkgutil
 import re
 import types
 from pathlib import Path
