@@ -20,7 +20,7 @@ def escape(line: str) -> str:
     for i in range(2, len(parts), 2):  # `Model`s
         if re.match(r"[\w²³ᵀ⁺]", parts[i]):
             parts[i] = "\\ " + parts[i]
-    return "".join(parts)
+    return re.sub(r"((?:^|: )\s*\w)\.$", r"\1\\.", "".join(parts))  # `T.` begins no list
 
 
 def to_rst(lines: list[str]) -> list[str]:
