@@ -259,10 +259,10 @@ class ViT(nnx.Module):
 
         The first of the T positions is the class token; "token" is it after the last norm.
         """
-        wanted = (self.image_size, self.image_size, self.patch_embed.in_features)
-        if x.shape[1:] != wanted:
+        shape = (self.image_size, self.image_size, self.patch_embed.in_features)
+        if x.shape[1:] != shape:
             raise ValueError(
-                f"x of shape {x.shape} is not a batch of images {('N', *wanted)}: the positions "
+                f"x of shape {x.shape} is not a batch of images {('N', *shape)}: the positions "
                 "fix the size. Resize the images, or give image_size."
             )
         patches = self.patch_embed(jnp.asarray(x))

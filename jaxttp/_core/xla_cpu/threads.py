@@ -1,7 +1,7 @@
-"""LAPACK within XLA's programs on CPUs: one thread each, and no two batches at the same time.
+"""LAPACK within XLA's compiled functions on CPUs: one thread each, and one batch at a time.
 
 Measured with jaxlib 0.10.1. Both parts can go once jaxlib computes a batch of decompositions on one
-thread and tells LAPACK how many threads are free.
+thread and passes the number of free threads to LAPACK.
 
 **Threads.** XLA calls the LAPACK of SciPy's BLAS, mostly OpenBLAS, which starts a thread for every
 core and lets them spin while they wait for each other, on cores that XLA's own threads hold. On two
@@ -62,14 +62,14 @@ def settle() -> None:
     importlib.import_module("scipy.linalg.cython_lapack")
     libraries = ThreadpoolController().select(user_api="blas").lib_controllers
     # Where SciPy's wheel brings no BLAS of its own it computes with one that belongs to no wheel.
-    own = [one for one in libraries if {"scipy.libs", "scipy"} & set(Path(one.filepath).parts)]
-    shared = [one for one in libraries if ".libs" not in one.filepath]
-    for one in own or shared:
-        one.set_num_threads(1)
+    own = [lib for lib in libraries if {"scipy.libs", "scipy"} & {*Path(lib.filepath).parts}]
+    shared = [lib for lib in libraries if ".libs" not in lib.filepath]
+    for library in own or shared:
+        library.set_num_threads(1)
 
 
 def decompose(function: Callable[..., Any], matrix: Array, *others: Any, **options: Any) -> Any:
-    """A decomposition on the threads that suit it: `function` of a matrix and whatever else.
+    """A decomposition on a suitable number of threads: `function` of a matrix and more arguments.
 
     Args:
         function: such as `jnp.linalg.eigh`.

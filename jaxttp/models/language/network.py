@@ -76,7 +76,7 @@ class SelfAttention(nnx.Module):
         if angles is not None:
             queries, keys = rotate(queries, *angles), rotate(keys, *angles)
         scores = jnp.einsum("nqkgd,nskd->nkgqs", queries, keys) * d**-0.5
-        # A finite number: a padded position may see none, and must not make NaN of gradients.
+        # A finite number: a padded position may see none, and must not make gradients NaN.
         scores = jnp.where(sees[:, None, None], scores, jnp.finfo(scores.dtype).min)
         mixed = jnp.einsum("nkgqs,nskd->nqkgd", jax.nn.softmax(scores, axis=-1), values)
         return self.o_proj(mixed.reshape(n, t, self.heads * d))
@@ -116,7 +116,7 @@ class FeedForward(nnx.Module):
 
 
 class Block(nnx.Module):
-    """Attention and a small network, each beside a skip connection.
+    """Attention and a small network, each with a skip connection.
 
         decoders: x + attention(norm1(x)), then x + mlp(norm2(x))
         encoders: norm1(x + attention(x)), then norm2(x + mlp(x))
@@ -171,7 +171,7 @@ def embedding(shape: Architecture, param_dtype: DTypeLike, rngs: nnx.Rngs) -> nn
 
 
 HEADS = ("classification", "language_model", "states")
-"""What a language model gives: (N, C) of a sequence, (N, T, V) of its tokens, (N, T, D)."""
+"""Outputs of a language model: (N, C) of a sequence, (N, T, V) of its tokens, (N, T, D)."""
 ENCODER_HEADS = ("classification", "states")
 
 
@@ -180,8 +180,7 @@ class Decoder(nnx.Module):
 
     "classification" reads the last token that is not padding (N, C), "language_model" gives the
     logits of the next token at every position (N, T, V), "states" what the last norm gives
-    (N, T, D). Padding on either side changes nothing; what stands at padded positions means
-    nothing.
+    (N, T, D). Padding may be on either side; outputs at padded positions have no meaning.
 
     Args:
         shape: the architecture.
@@ -271,7 +270,7 @@ def at(h: Array, positions: Array) -> Array:
 
 
 def or_nan(outputs: Array, seen: Bool[Array, "n t"]) -> Array:
-    """Outputs, NaN for samples without a token: what only is known at run time must not pass."""
+    """Outputs, NaN for samples without a token, which traced masks may contain."""
     empty = ~seen.any(axis=1).reshape(-1, *(1,) * (outputs.ndim - 1))
     return jnp.where(empty, jnp.full((), jnp.nan, outputs.dtype), outputs)
 
@@ -283,7 +282,7 @@ class Encoder(nnx.Module):
         classification: tanh(h_first W + b) W_c + b_c
 
     "classification" reads the first token (N, C), "states" are what the last block gives
-    (N, T, D). Padding changes nothing; what stands at padded positions means nothing.
+    (N, T, D). Outputs at padded positions have no meaning.
 
     Args:
         shape: the architecture.
