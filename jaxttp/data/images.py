@@ -153,7 +153,7 @@ def read_images(
     Raises:
         ValueError: images of different sizes without a preprocessing.
     """
-    apply = preprocessing or _to_unit
+    apply = preprocessing or (lambda image: image.astype(np.float32) / 255)
     images = [apply(source.read(int(row))) for row in rows]
     shapes = {image.shape for image in images}
     if len(shapes) > 1:
@@ -196,10 +196,6 @@ def preprocess(dataset: Dataset, preprocessing: Preprocessing) -> Dataset:
     x = np.stack([preprocessing(image) for image in dataset.x])
     description = f"{dataset.description} Then {_format_preprocessing(preprocessing)}."
     return dataclasses.replace(dataset, x=x, description=description)
-
-
-def _to_unit(image: np.ndarray) -> np.ndarray:
-    return image.astype(np.float32) / 255
 
 
 def _format_preprocessing(preprocessing: Preprocessing) -> str:

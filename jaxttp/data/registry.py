@@ -18,14 +18,9 @@ from jaxttp.data.sources import LAYOUTS, SPLITS, folder_source, tfds_source
 def digits() -> Dataset:
     """1797 handwritten digits, 8x8 pixels; counts 0..16 divided by 16, so that x lies in [0, 1]."""
     x, y = _digits()
-    return Dataset(
-        x=(np.reshape(x, (-1, 8, 8, 1)) / 16).astype(np.float32),
-        y=np.asarray(y, np.int32),
-        name="digits",
-        description="Handwritten digits, 8x8 pixels of one channel, scaled to [0, 1].",
-        num_classes=10,
-        class_names=tuple("0123456789"),
-    )
+    x = (np.reshape(x, (-1, 8, 8, 1)) / 16).astype(np.float32)
+    description = "Handwritten digits, 8x8 pixels of one channel, scaled to [0, 1]."
+    return Dataset(x, y.astype(np.int32), "digits", description, 10, tuple("0123456789"))
 
 
 def _digits() -> tuple[np.ndarray, np.ndarray]:

@@ -34,7 +34,6 @@ class Tokenizer:
 
     def __init__(self, tokenizer: Any, pad: int = 0, end: int | None = None):
         tokenizer.no_padding()
-        tokenizer.no_truncation()
         self.tokenizer = tokenizer
         self.pad = pad
         self.end = end

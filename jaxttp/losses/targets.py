@@ -17,13 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxttp._core.checks import (
-    check_array,
-    check_finite_value,
-    check_known,
-    is_concrete,
-    refuse,
-)
+from jaxttp._core.checks import check_array, check_finite_value, check_known, is_concrete, refuse
 from jaxttp.losses.functions import (
     Loss,
     binary_cross_entropy,

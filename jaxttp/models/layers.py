@@ -123,16 +123,11 @@ def norm_layer(
     check_choice("norm", norm, ("batch", "group", None))
     if norm is None:
         return None
+    options: dict[str, Any] = {"epsilon": 1e-5, "use_fast_variance": False}
+    options |= {"param_dtype": param_dtype, "rngs": rngs}
     if norm == "group":
-        groups = math.gcd(32, channels)
-        return nnx.GroupNorm(
-            channels, groups, epsilon=1e-5, use_fast_variance=False,
-            param_dtype=param_dtype, rngs=rngs,
-        )  # fmt: skip
-    layer = nnx.BatchNorm(
-        channels, use_running_average=True, epsilon=1e-5, use_fast_variance=False,
-        param_dtype=param_dtype, rngs=rngs,
-    )  # fmt: skip
+        return nnx.GroupNorm(channels, math.gcd(32, channels), **options)
+    layer = nnx.BatchNorm(channels, use_running_average=True, **options)
     layer.mean = nnx.BatchStat(jnp.zeros(channels, param_dtype))
     layer.var = nnx.BatchStat(jnp.ones(channels, param_dtype))
     return layer

@@ -207,7 +207,7 @@ def _sides(path: str, leaves: Mapping[str, Any], output_axis: int) -> tuple[int,
     return math.prod(shape) // fan_out, fan_out
 
 
-def chosen_modules(names: Sequence[str], ends: str | Sequence[str]) -> list[str]:
+def matching_modules(names: Sequence[str], ends: str | Sequence[str]) -> list[str]:
     """The modules whose names have these ends, in their order.
 
     Args:
@@ -221,7 +221,7 @@ def chosen_modules(names: Sequence[str], ends: str | Sequence[str]) -> list[str]
         ValueError: an end that fits no module.
 
     Example:
-        >>> chosen_modules(["a.q", "a.v"], ["v"])
+        >>> matching_modules(["a.q", "a.v"], ["v"])
         ['a.v']
     """
     ends = [ends] if isinstance(ends, str) else list(ends)
@@ -242,4 +242,4 @@ def _adapted(leaves: Mapping[str, Any], targets: Targets | None) -> list[str]:
     for path, leaf in leaves.items():
         if leaf.ndim > 1 and not _NO_KERNEL.fullmatch(_SEPARATOR.split(path)[-1]):
             modules.setdefault(path.replace("/", ".").rpartition(".")[0], []).append(path)
-    return [path for name in chosen_modules(list(modules), targets) for path in modules[name]]
+    return [path for name in matching_modules(list(modules), targets) for path in modules[name]]

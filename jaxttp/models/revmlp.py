@@ -105,11 +105,14 @@ class RevMLP(nnx.Module):
         if use_bias:
             weights = jnp.pad(weights, ((0, 0), (0, 0), (0, 0), (0, 1)))
         self.weights = nnx.Param(weights)
-        self.bottlenecks = self.readout = None
-        if bottleneck is not None:
+        if bottleneck is None:
+            self.bottlenecks = None
+        else:
             drawn = jax.random.normal(rngs.params(), (blocks, 2, units, half), param_dtype)
             self.bottlenecks = Fixed(drawn / jnp.asarray(units, param_dtype) ** 0.5)
-        if outputs is not None:
+        if outputs is None:
+            self.readout = None
+        else:
             check_integer("outputs", outputs, at_least=1, at_most=width, hint="Raise width.")
             p = selection_readout(outputs, width)
             if readout == "orthonormal":

@@ -123,7 +123,7 @@ def trace(apply_fn: ApplyFn, params: Any, sample: Any) -> OneSample:
 def trace_sample(function: Callable[[Any, Any], Array], params: Any, sample: Any) -> OneSample:
     """The same of a function ``(params, sample) -> outputs (C,)``, made for this call alone."""
     closed = jax.make_jaxpr(function)(params, sample)
-    line, n_params = straight_line(closed, of_one_sample=True), len(jax.tree.leaves(params))
+    line, n_params = straight_line(closed, single_sample=True), len(jax.tree.leaves(params))
     (output,) = line.outputs
     steps = _without_dead_steps(line.steps, output)
     program = NetworkProgram(

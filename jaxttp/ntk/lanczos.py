@@ -350,29 +350,29 @@ def _ritz_values(
 ) -> tuple[Array, Array]:
     """Ritz values and weights (probes, depth), from starts of ±1 or, for None, one normal one."""
     steps = min(depth, operator.in_size())
-    starts = _starts(operator, key, probes)
+    vectors = _start_vectors(operator, key, probes)
     with double_like(operator.in_structure()):
-        if runs_a_network(operator) and is_concrete(starts):
-            ritz = [lanczos_of_network(_product, operator, start, steps) for start in starts]
+        if runs_a_network(operator) and is_concrete(vectors):
+            ritz = [lanczos_of_network(_product, operator, start, steps) for start in vectors]
             values = jnp.stack([r.values for r in ritz])
             weights = jnp.stack([r.weights for r in ritz])
         else:
-            values, weights = _compiled(operator, starts, steps)
+            values, weights = _compiled(operator, vectors, steps)
         if is_concrete(values) and not bool(jnp.all(jnp.isfinite(values))):
-            _product(operator, starts[0])  # raises with the reason, outside of a trace
+            _product(operator, vectors[0])  # raises with the reason, outside of a trace
     return values, weights
 
 
 @eqx.filter_jit
 def _compiled(
-    operator: lx.AbstractLinearOperator, starts: Array, steps: int
+    operator: lx.AbstractLinearOperator, vectors: Array, steps: int
 ) -> tuple[Array, Array]:
     """Ritz values and weights of all starts, in one compiled function."""
 
     def run(start: Array) -> tuple[Array, Array]:
         return lanczos(lambda vector: _product(operator, vector), start, steps)[:2]
 
-    return jax.lax.map(run, starts)
+    return jax.lax.map(run, vectors)
 
 
 def _product(operator: lx.AbstractLinearOperator, vector: Array) -> Array:
@@ -382,7 +382,7 @@ def _product(operator: lx.AbstractLinearOperator, vector: Array) -> Array:
     return ravel_pytree(operator.mv(ravel_pytree(zeros)[1](vector)))[0]
 
 
-def _starts(operator: lx.AbstractLinearOperator, key: Array, probes: int | None) -> Array:
+def _start_vectors(operator: lx.AbstractLinearOperator, key: Array, probes: int | None) -> Array:
     """The first vectors (probes, size): ±1, or one normal one for None.
 
     Drawn in the precision of the process: float64 bits do not compile where x64 mode is off.

@@ -92,7 +92,7 @@ def mesh_of(devices: int | str | None) -> Mesh | None:
     return jax.make_mesh((number,), ("rows",), devices=jax.devices()[:number])
 
 
-def place(value: Any, mesh: Mesh, spec: PartitionSpec) -> Array:
+def put_on_mesh(value: Any, mesh: Mesh, spec: PartitionSpec) -> Array:
     """An array on the mesh; one that this process has in whole, or one that is global already."""
     sharding = NamedSharding(mesh, spec)
     if not is_concrete(value):
@@ -108,7 +108,7 @@ def shard_rows(leaf: Any, mesh: Mesh) -> Array:
     if missing:
         module = np if isinstance(leaf, np.ndarray) else jnp
         leaf = module.concatenate([leaf, module.repeat(leaf[:1], missing, axis=0)])
-    return place(leaf, mesh, PartitionSpec(mesh.axis_names))
+    return put_on_mesh(leaf, mesh, PartitionSpec(mesh.axis_names))
 
 
 def sharded_kernel(
@@ -136,7 +136,7 @@ def sharded_kernel(
         dtype: in which the kernel is summed.
         progress: called with (pairs of samples done, pairs in all).
     """
-    leaves = [place(leaf, mesh, EVERYWHERE) for leaf in leaves]
+    leaves = [put_on_mesh(leaf, mesh, EVERYWHERE) for leaf in leaves]
     samples = (len(x1[0]), len(x1[0] if x2 is None else x2[0]))
     first = [shard_rows(leaf, mesh) for leaf in x1]
     second = first if x2 is None else [shard_rows(leaf, mesh) for leaf in x2]
@@ -183,7 +183,7 @@ def sharded_sketch(
         size: samples of a device differentiated at a time.
     """
     n = count(x)
-    leaves = [place(leaf, mesh, EVERYWHERE) for leaf in leaves]
+    leaves = [put_on_mesh(leaf, mesh, EVERYWHERE) for leaf in leaves]
     x = jax.tree.map(lambda leaf: shard_rows(leaf, mesh), x)
     whole = _sketch_rows(leaves, x, draws, sketch=sketch, mesh=mesh, size=size)
     return settled(_cut(whole, (n, None), mesh, "trace"), mesh)

@@ -81,10 +81,6 @@ def as_matrix(kernel: KernelLike) -> Array:
     return check_array("kernel", kernel, floating=True).reshape(size, size)
 
 
-def _tolerance(matrix: Array, largest: Array) -> Array:
-    return largest * matrix.shape[0] * jnp.finfo(matrix.dtype).eps
-
-
 def eigendecomposition(kernel: KernelLike) -> Eigensystem:
     """Θ = Σ_k λ_k v_k v_kᵀ with λ_1 ≥ λ_2 ≥ ... ≥ 0.
 
@@ -104,7 +100,7 @@ def eigendecomposition(kernel: KernelLike) -> Eigensystem:
     half = jnp.asarray(0.5, matrix.dtype)
     values, vectors = decompose(jnp.linalg.eigh, half * (matrix + matrix.T))
     values, vectors = values[::-1], vectors.T[::-1]
-    rank = jnp.sum(values > _tolerance(matrix, values[0]))
+    rank = jnp.sum(values > values[0] * matrix.shape[0] * jnp.finfo(matrix.dtype).eps)
     shape = jnp.shape(kernel)[: jnp.ndim(kernel) // 2]
     clipped = jnp.minimum(values[-1], jnp.zeros((), values.dtype))
     values = jnp.maximum(values, jnp.zeros((), values.dtype))

@@ -41,7 +41,7 @@ from jaxtyping import Array, Bool
 from jaxttp._core.xla_cpu import pooling
 
 _GROUPING = ("jit", "pjit", "closed_call", "core_call")
-_REMATERIALISED = ("remat", "remat2", "checkpoint")
+_REMATERIALIZED = ("remat", "remat2", "checkpoint")
 _PRODUCTS = ("dot_general", "conv_general_dilated")
 FEW = 1 << 10
 """A sum of fewer numbers is not worth a conditional."""
@@ -137,13 +137,13 @@ class StraightLine(NamedTuple):
     avals: dict[int, Any]
 
 
-def straight_line(closed: Any, *, of_one_sample: bool = False) -> StraightLine:
+def straight_line(closed: Any, *, single_sample: bool = False) -> StraightLine:
     """The steps of a traced function.
 
     Args:
         closed: a closed jaxpr.
-        of_one_sample: whether it is small: rematerialization and equations with shardings are
-            inlined, too.
+        single_sample: whether it is a network of one sample. Rematerialization and equations with
+            shardings are then inlined, too.
 
     Example:
         >>> import jax
@@ -175,7 +175,7 @@ def straight_line(closed: Any, *, of_one_sample: bool = False) -> StraightLine:
             env[var] = new_slot(var.aval)
             constants[env[var]] = value
         for equation in jaxpr.eqns:
-            body = _inside(equation, of_one_sample)
+            body = _inside(equation, single_sample)
             if body is not None:
                 results = walk(body, [read(env, atom) for atom in equation.invars])
                 env.update(zip(equation.outvars, results, strict=True))
@@ -194,14 +194,14 @@ def straight_line(closed: Any, *, of_one_sample: bool = False) -> StraightLine:
     return StraightLine(steps, inputs, walk(closed, inputs), literals, constants, avals)
 
 
-def _inside(equation: Any, of_one_sample: bool) -> Any:
+def _inside(equation: Any, single_sample: bool) -> Any:
     """The jaxpr that an equation only groups, None for other equations."""
     params = equation.params
-    if equation.primitive.name not in _GROUPING + (_REMATERIALISED if of_one_sample else ()):
+    if equation.primitive.name not in _GROUPING + (_REMATERIALIZED if single_sample else ()):
         return None
     shardings = (*params.get("in_shardings", ()), *params.get("out_shardings", ()))
     is_placed = any(type(sharding).__name__ != "UnspecifiedValue" for sharding in shardings)
-    if is_placed and not of_one_sample:
+    if is_placed and not single_sample:
         return None
     body = params.get("jaxpr", params.get("call_jaxpr"))
     if body is None or isinstance(body, jex.core.ClosedJaxpr):

@@ -169,8 +169,7 @@ class Architecture:
     pad: int | None = None
 
     def __post_init__(self):
-        sizes = ("vocabulary", "width", "depth", "heads", "hidden", "length", "outputs")
-        for name in sizes:
+        for name in ("vocabulary", "width", "depth", "heads", "hidden", "length", "outputs"):
             check_integer(name, getattr(self, name), at_least=1)
         check_number("norm_epsilon", self.norm_epsilon, above=0)
         check_choice("activation", self.activation, ACTIVATIONS)

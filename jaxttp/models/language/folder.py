@@ -18,7 +18,7 @@ from jaxttp.models.combinators import Predicate
 from jaxttp.models.language.architecture import Architecture, read_architecture
 from jaxttp.models.language.network import HEADS, Decoder, Encoder
 from jaxttp.models.layers import linear_head
-from jaxttp.models.low_rank import chosen_modules
+from jaxttp.models.low_rank import matching_modules
 from jaxttp.models.pretrained.checkpoint import arrays_of, fill, list_problems, misfits, opened
 
 
@@ -154,7 +154,7 @@ def adapter_targets(network: Encoder | Decoder, target_modules: str | Sequence[s
     if target_modules == "all-linear":
         targets = [module for module, name in modules.items() if name.startswith("blocks.")]
     else:
-        targets = chosen_modules(list(modules), target_modules)
+        targets = matching_modules(list(modules), target_modules)
     paths = {modules[module].replace(".", "/") for module in targets}
     return lambda path: path in paths
 

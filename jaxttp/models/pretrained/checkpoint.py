@@ -131,12 +131,6 @@ def opened(path: Path) -> Iterator[Any]:
         ) from error
 
 
-def read_tensors(path: Path) -> dict[str, np.ndarray]:
-    """All tensors of a safetensors file by name; errors as of `opened`."""
-    with opened(path) as file:
-        return {name: file.get_tensor(name) for name in file.keys()}
-
-
 def with_params(module: M, params: Mapping[Any, Any]) -> M:
     """A copy of the module with these parameters in place of its own.
 

@@ -23,7 +23,7 @@ from jaxttp.models.pretrained.checkpoint import (
     list_names,
     list_problems,
     misfits,
-    read_tensors,
+    opened,
 )
 from jaxttp.models.transformers import ViT
 
@@ -195,7 +195,8 @@ def load_weights(model: M, path: str | os.PathLike[str], *, head: bool = True) -
         True
     """
     path = Path(path)
-    tensors = read_tensors(path)
+    with opened(path) as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}
     check_finite(f"path={str(path)!r}: ", tensors)
     check_instance("model", model, nnx.Module, "flax.nnx")
     copy = nnx.clone(model)
