@@ -19,7 +19,7 @@ class Drawn(NamedTuple):
     Attributes:
         x: samples (M, ...), an array or a pytree of arrays, in random order.
         y: their labels or targets (M, ...).
-        total: N, the samples that were seen, or that training is said to see.
+        total: N, the samples that were read, or `total` as given.
     """
 
     x: Any

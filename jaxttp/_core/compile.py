@@ -144,7 +144,7 @@ def bound_programs() -> None:
     allowed, used = Path("/proc/sys/vm/max_map_count"), Path("/proc/self/maps")
     if not (allowed.exists() and used.exists()):
         return
-    if used.read_bytes().count(b"\n") > 0.4 * int(allowed.read_text()):  # some 5 GiB by then
+    if used.read_bytes().count(b"\n") > 0.4 * int(allowed.read_text()):  # at some 5 GiB
         for compiled in list(_compiled):
             compiled.clear_cache()
         give_back()

@@ -70,7 +70,7 @@ def _interrupted(*_: Any) -> None:
 
 
 def leave() -> NoReturn:
-    """Remove what is half-written, say so in one line, and go without the interpreter's end."""
+    """Remove unfinished files, print one line, and exit without the interpreter's finalization."""
     for path in list(unfinished):
         with contextlib.suppress(OSError):
             path.unlink()
@@ -107,7 +107,7 @@ def keep_compiled(wanted: bool = True) -> str:
         is_ours = not hasattr(os, "getuid") or folder.stat().st_uid == os.getuid()
     except (OSError, RuntimeError) as problem:  # no home, or one that cannot be written to
         return f"not kept: {problem}"
-    if not is_ours:  # a program in it is run
+    if not is_ours:  # code in it is executed
         return f"not kept: {folder} belongs to another user"
     jax.config.update("jax_compilation_cache_dir", str(folder))
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:

@@ -64,7 +64,7 @@ def seconds_left(marks: Iterable[tuple[float, int]], total: int) -> float | None
     """Remaining seconds at the pace of these marks; None where the pace is zero or unknown.
 
     Args:
-        marks: (seconds, how much was done by then), in order.
+        marks: (seconds, amount done at that time), in order.
         total: how much there is to do.
 
     Example:
@@ -151,7 +151,7 @@ def stopwatch() -> Iterator[Stopwatch]:
 
 @contextmanager
 def compilations() -> Iterator[list[float]]:
-    """Seconds of every program that XLA compiles inside a block; one entry each.
+    """Seconds of every compilation by XLA inside a block.
 
     Example:
         >>> with compilations() as seen:

@@ -97,14 +97,14 @@ class Traced(eqx.Module):
 
     @property
     def outputs(self) -> Any:
-        """Shapes and dtypes of what the network returns."""
+        """Shapes and dtypes of the network's outputs."""
         avals = [self.program.avals[slot] for slot in self.program.outputs]
         shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
         return jax.tree.unflatten(self.program.structures[2], shapes)
 
 
 def trace_network(apply_fn: ApplyFn, params: Any, x: Any) -> Traced:
-    """A network's equations for these shapes; what it closes over is read now.
+    """A network's equations for these shapes; arrays of its closure are read now.
 
     Args:
         apply_fn: ``(params, x) -> outputs``.
@@ -364,7 +364,7 @@ def _value_key(value: Any) -> Hashable:
         return type(value), repr(value)
     function: Any = getattr(value, "callback_func", None)
     if getattr(function, "__module__", None) == "equinox._errors":
-        # `equinox.error_if` makes its callbacks anew at every trace; they do nothing but raise.
+        # `equinox.error_if` makes new callbacks at every trace, which only raise.
         messages = inspect.getclosurevars(function).nonlocals.get("msgs", ())
         return function.__qualname__, tuple(messages)
     try:

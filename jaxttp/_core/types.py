@@ -84,7 +84,7 @@ def count(x: Any, name: str = "x") -> int:
 
     Args:
         x: samples (N, ...): an array, a ``jax.ShapeDtypeStruct`` or a pytree of these.
-        name: what the messages call them.
+        name: their name in messages.
 
     Raises:
         ValueError: no array, a scalar, arrays of different lengths.

@@ -1,4 +1,4 @@
-"""What a data set is, and parts of it: some classes, some samples of each, some held out."""
+"""Data sets, and parts of them: some classes, some samples of each, some held out."""
 
 import dataclasses
 import math
@@ -31,7 +31,7 @@ class Dataset:
             int32 arrays (N, T), "ids" and "mask".
         y: labels (N,), int32 in 0..num_classes-1, or targets (N, K), float32.
         name: its name in `load_dataset`.
-        description: what it is, and how x and y were scaled.
+        description: of the samples, and of how x and y were scaled.
         num_classes: number of classes; None for regression.
         class_names: the classes' names in the order of their labels; empty for regression.
 

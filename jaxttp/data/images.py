@@ -19,7 +19,7 @@ class ImageSource(NamedTuple):
 
     Attributes:
         name: of the data set.
-        description: what it is.
+        description: of the images.
         labels: (N,), int32.
         class_names: in the order of their labels.
         read: row number -> pixels (H, W, C), uint8.
@@ -47,7 +47,7 @@ class Preprocessing:
         interpolation: "bilinear" or "bicubic".
 
     Raises:
-        ValueError: a crop larger than what it is cut from, numbers out of range.
+        ValueError: a crop larger than the resized image, numbers out of range.
 
     Example:
         >>> image = np.full((40, 60, 3), 255, np.uint8)
@@ -145,7 +145,7 @@ def read_images(
         rows: which ones.
         labels: their labels, (len(rows),).
         class_names: the names of these labels.
-        preprocessing: what is done to every image; None for scaling to [0, 1] alone.
+        preprocessing: applied to every image; None for scaling to [0, 1] alone.
 
     Returns:
         A data set.
@@ -172,7 +172,7 @@ def preprocess(dataset: Dataset, preprocessing: Preprocessing) -> Dataset:
 
     Args:
         dataset: x (N, H, W, C) in [0, 1].
-        preprocessing: what is done to every image.
+        preprocessing: applied to every image.
 
     Returns:
         A data set.
@@ -203,7 +203,7 @@ def _format_preprocessing(preprocessing: Preprocessing) -> str:
 
 
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
-"""Formats of image files, whatever their names: for other formats Pillow starts programs."""
+"""Formats of image files, whatever their names: for other formats Pillow starts other processes."""
 
 
 def open_image(path: Any) -> np.ndarray:

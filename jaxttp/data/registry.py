@@ -128,15 +128,15 @@ def load_dataset(
         classes: the labels to keep, or a number of random ones; see `select`.
         per_class: random samples of each class; None for all.
         key: a JAX random key, needed where something is drawn.
-        preprocessing: what is done to every image.
+        preprocessing: applied to every image.
         folder: the unpacked archive of ``mit67`` and those after it.
 
     Returns:
         The data set.
 
     Raises:
-        ValueError: for an unknown name or part, what is not on this machine, too few classes or
-            samples, images of different sizes.
+        ValueError: for an unknown name or part, a data set that is not on this machine, too few
+            classes or samples, images of different sizes.
         ImportError: the extra `datasets` is needed and not installed.
 
     Example:

@@ -20,12 +20,12 @@ _SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".tif", ".tiff", "
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How a data set lies on disk, and where it comes from.
+    """The files of a data set on disk, and their origin.
 
     Attributes:
         load: (folder, parts) -> source.
         splits: its parts; empty where there is one only.
-        folder: what the archive unpacks to.
+        folder: the contents of the unpacked archive.
         fetch: the command that fetches and unpacks it.
     """
 
@@ -185,7 +185,7 @@ SPLITS = {
     "dtd": ("train", "validation", "test"),
     "food101": ("train", "validation"),
 }
-"""The parts of the sets that are known by name, all of which are loaded unless one is chosen."""
+"""The parts of data sets with names of their own; all are loaded by default."""
 
 _CIFAR10 = (
     "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
@@ -199,7 +199,7 @@ _DESCRIPTIONS = {
 def tfds_source(name: str, split: str | None) -> ImageSource:
     """The images of a set of tensorflow-datasets with features "image" and "label".
 
-    The labels are read at once, which reads through the files; an image when it is asked for.
+    All labels are read at once, by one pass over the files; each image when it is used.
 
     Args:
         name: as tensorflow-datasets has it, "cifar10" or "imagenette/160px-v2".

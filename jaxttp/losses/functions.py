@@ -74,8 +74,8 @@ class Loss:
     def keyed(self, outputs: Any, targets: Any) -> "Loss":
         """The same loss, equal to others whose functions have the same equations.
 
-        A function of the user's is traced for this, so that what it reads (a global, an attribute)
-        is read now, and no compiled function remembers it.
+        A user's function is traced for this, so that globals and attributes are read now and not
+        kept by compiled functions.
 
         Args:
             outputs: (N, C), of which shape and dtype matter.

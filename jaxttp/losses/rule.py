@@ -50,7 +50,7 @@ def training_time(
             "gap": first t with |L_t - L_T| < epsilon; "absolute": first t with L_t < epsilon;
             "plateau": first t with L_{t-window} - L_t < epsilon.
         window: steps of "plateau"; a tenth of the horizon when None. An epoch has N/B steps.
-        smooth: the curve is averaged over so many steps first, see `smooth_curve`.
+        smooth: steps over which the curve is averaged first, see `smooth_curve`.
 
     Returns:
         The step as an integer scalar, or -1 for a curve that never converges: with "relative" if
@@ -551,8 +551,8 @@ def early_stopping(curve: Any, *, metric: str = "loss", smooth: int = 1) -> Earl
 
     Args:
         curve: on test samples, of a forecast or a real training, by step (T + 1,).
-        metric: what it is, "loss" or "error".
-        smooth: the curve is averaged over so many steps first, see `jaxttp.forecast.smooth_curve`.
+        metric: "loss" or "error".
+        smooth: steps over which the curve is averaged first, see `jaxttp.forecast.smooth_curve`.
 
     Returns:
         An `EarlyStopping`; of a curve that never falls below its start that start.

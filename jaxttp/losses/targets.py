@@ -30,7 +30,7 @@ from jaxttp.losses.functions import (
 )
 
 IGNORED = -100
-"""The label of what does not count, by the convention of token classification."""
+"""The label of masked samples and tokens, by the convention of token classification."""
 
 
 @jax.tree_util.register_dataclass
@@ -40,7 +40,7 @@ class Weighted:
 
     Attributes:
         y: integer labels (N,) or targets (N, C).
-        weight: (N,), or (N, C) for every output of its own; zero for what does not count.
+        weight: (N,), or (N, C) for every output of its own; zero for masked ones.
         vocabulary: V, where `y` are labels of tokens (N, T) that are known to go with outputs
             (N, T, V), flattened to (N, T V); 0 elsewhere. `token_labels` sets it.
     """
@@ -492,8 +492,8 @@ def token_labels(y: Any, shape: tuple[int, ...]) -> Any:
 def token_targets(y: Weighted, dtype: Any) -> jax.Array:
     """Labels of tokens followed by their weights: T labels, T weights of a sample.
 
-    The weights are zero for labels of `IGNORED`, and scaled so that their sum is N: a mean over
-    samples of what they weigh is the mean over all tokens that count.
+    The weights are zero for labels of `IGNORED`, and scaled so that their sum is N: the mean over
+    samples of weighted token losses is the mean over all tokens that count.
 
     Args:
         y: from `token_labels`; values may be traced.

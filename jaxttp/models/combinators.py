@@ -100,7 +100,7 @@ def head_only(path: str) -> bool:
         path: such as "blocks/0/conv1/kernel", or "blocks.0.conv1.weight" of `from_torch`.
 
     Returns:
-        True for "head" and what is in it.
+        True for "head" and its parameters.
 
     Example:
         >>> head_only("head/kernel"), head_only("head.weight"), head_only("blocks/0/head/kernel")
@@ -112,11 +112,11 @@ def head_only(path: str) -> bool:
 def last_blocks(
     params: Params, count: int, *, name: str = "blocks", after: tuple[str, ...] = ("norm", "head")
 ) -> Predicate:
-    """A predicate for `trainable`: the last blocks, and what comes after them.
+    """A predicate for `trainable`: the last blocks, and the layers after them.
 
     Args:
         params: of the model, with a list of blocks as `from_nnx` gives it.
-        count: how many blocks; 0 leaves what comes after them.
+        count: how many blocks; with 0 only the layers after them train.
         name: the list's name, "hidden" in an `MLP`.
         after: names of the layers behind the blocks, which train too.
 

@@ -181,9 +181,9 @@ class ResNet(nnx.Module):
         )
 
     def activations(self, x: Float[Array | np.ndarray, "n h w c"]) -> dict[str, Array]:
-        """What every layer gives: "stem", "blocks.0" ... (N, H, W, D), "pool" (N, D), "head".
+        """The outputs of every layer: "stem", "blocks.0" ... (N, H, W, D), "pool" (N, D), "head".
 
-        The last block's features averaged over the image, "pool", are what the head sees.
+        The last block's features averaged over the image, "pool", are the inputs of the head.
         """
         _check_images(x, self.stem.in_features)
         function = get_activation(self.activation).function
@@ -411,7 +411,7 @@ class VGG(nnx.Module):
         )
 
     def activations(self, x: Float[Array | np.ndarray, "n h w c"]) -> dict[str, Array]:
-        """What every layer gives: "blocks.0" ... (N, H, W, D), "pool" (N, D), "head" (N, C)."""
+        """The outputs of every layer: "blocks.0" ... (N, H, W, D), "pool" (N, D), "head" (N, C)."""
         _check_images(x, self.in_channels)
         smallest = 2 ** len(self.blocks)
         if min(x.shape[1:3]) < smallest:

@@ -146,8 +146,8 @@ def merge_lora(
 
     Args:
         params: of the model that `lora` was given.
-        adapters: the parameters of the model that it returned, trained or not; what trained in
-            full takes the place of what was there.
+        adapters: the parameters of the model that it returned, trained or not; arrays that train in
+            full replace those of `params`.
         scale: s, as it was there; see `lora_scale`.
         output_axis: as it was there.
 

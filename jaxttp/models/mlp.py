@@ -70,7 +70,7 @@ class MLP(nnx.Module):
         return h
 
     def activations(self, x: Float[Array | np.ndarray, "n ..."]) -> dict[str, Array]:
-        """What every layer gives, in order: "hidden.0" ... (N, width), "head" (N, C)."""
+        """The outputs of every layer, in order: "hidden.0" ... (N, width), "head" (N, C)."""
         function = get_activation(self.activation).function
         h = jnp.reshape(x, (x.shape[0], -1))
         first = self.hidden[0] if len(self.hidden) else self.head

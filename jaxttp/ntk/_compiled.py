@@ -35,7 +35,7 @@ def dtype_of(leaf: Any) -> Any:
 
 
 class Variant(NamedTuple):
-    """What a compiled function depends on besides shapes; hashable.
+    """The static arguments of compiled functions besides shapes; hashable.
 
     Attributes:
         trainable: which leaves of the parameters the kernel is over.
@@ -247,7 +247,7 @@ class _Unfinished:
             self.progress(pairs * self.done // self.tiles, pairs)
 
     def write_square(self, tile: Array, start: int) -> None:
-        """Put a square on the diagonal, of which the upper half counts."""
+        """Write a square on the diagonal, given by its upper half."""
         with wide(self.dtype):
             tile = _mirrored(tile, output=self.output)
         self.write(tile, start, start, also_mirrored=False)

@@ -266,7 +266,7 @@ def sketch_cost(work: Workload, dim: int) -> float:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SketchLayers:
-    """How each trainable leaf of a program enters a sketch.
+    """The form of each trainable leaf of a network in a sketch.
 
     Attributes:
         layers: gives inputs, cotangents and gradients.
@@ -322,7 +322,7 @@ class SketchLayers:
         return kept + max(kept, *parts) + 4 * classes * dim
 
     def draw(self, key: Array) -> Projections:
-        """What all samples share: by leaf (or joined leaves), and how buckets are folded."""
+        """The draws that all samples share, by leaf (or joined leaves), and the fold of buckets."""
         layers, classes, width = self.layers, self.layers.program.outputs, self.width
         blocks = {n: blocks_of(d, width) for n, d in layers.gradient_sizes().items()}
         draws: Projections = {}

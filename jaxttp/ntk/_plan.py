@@ -28,7 +28,7 @@ from jaxttp.ntk._sites import Site
 
 @dataclasses.dataclass(frozen=True)
 class Rates:
-    """What operations and memory were measured to cost, on two cores of a CPU.
+    """Measured costs of operations and memory, on two cores of a CPU.
 
     Attributes:
         elementwise: operations of a matrix product that take as long as an entry of a fused
@@ -402,7 +402,7 @@ def largest(most: int, fits: Callable[[int], bool]) -> int:
 
 
 def _spare(bound: int) -> int:
-    """A bound without what the compiler takes."""
+    """A bound without the memory of the compiler."""
     return bound - min(RATES.compiler, bound // 8)
 
 
@@ -436,7 +436,7 @@ class KernelPlan:
         columns: samples of x2 whose features are computed against them at a time, and dropped.
         chunk: samples differentiated at a time.
         kept: whether the features of all samples stay in memory, so that each is differentiated
-            once; else those of the columns are computed anew for every block of rows.
+            once; else those of the columns are computed again for every block of rows.
         flops: estimated floating-point operations of each method that was considered.
         forward: the same of one sample's forward pass.
         kernel_bytes: size of the result.

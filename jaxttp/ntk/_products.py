@@ -56,7 +56,7 @@ from jaxttp._core.compile import jit
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """How products are cut; each was measured as the module says, on two cores of a CPU.
+    """Sizes of parts of products, measured on two cores of a CPU (see the module).
 
     Attributes:
         strips: number of strips of the upper half of a symmetric product.
@@ -96,7 +96,7 @@ Product = Callable[[Array, Array | None, Any], Array]
 
 
 def is_halved(rows: int, size: int) -> bool:
-    """Whether a symmetric product of so many rows computes half of itself."""
+    """Whether only half of a symmetric product of this size is computed."""
     return rows >= SIZES.worth_rows and size >= SIZES.worth_size
 
 
@@ -202,7 +202,7 @@ None for the second as in `rows_product`.
 def similarity(x: Array, y: Array | None, dtype: Any) -> Array:
     """<x_i, y_j> of rows; for tokens (integers) whether they are the same.
 
-    With y None those of x with each other, of which only the upper half counts.
+    With y None those of x with each other, whose upper half is meaningful.
     """
     if jnp.issubdtype(x.dtype, jnp.integer):
         return (x[:, 0, None] == (x if y is None else y)[None, :, 0]).astype(dtype)

@@ -93,7 +93,7 @@ class OneSample(NamedTuple):
 
 
 def trace(apply_fn: ApplyFn, params: Any, sample: Any) -> OneSample:
-    """The program of one sample, and what the network closes over.
+    """The equations of one sample, and the arrays that the network closes over.
 
     Args:
         apply_fn: ``(params, x (N, ...)) -> (N, C)``.

@@ -25,7 +25,7 @@ from jaxtyping import Array
 from jaxttp._core.xla_cpu.steps import ProgramStep, patches
 from jaxttp.ntk._program import NetworkProgram
 
-_CONSTANT, _PARAMETER, _DATA = range(3)  # what is computed from two kinds is of the larger
+_CONSTANT, _PARAMETER, _DATA = range(3)  # results of two kinds are of the larger kind
 _ADDING = ("add", "add_any")
 _REARRANGING = ("reshape", "squeeze", "expand_dims", "transpose", "rev", "copy", "broadcast_in_dim")
 

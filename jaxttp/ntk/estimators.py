@@ -241,7 +241,7 @@ class ClassSketched(KernelEstimator):
     def __post_init__(self) -> None:
         check_key(self.key)
         check_integer("draws", self.draws, at_least=1)
-        Exact(self.batch_size, self.max_bytes, self.mesh)  # refuses what is out of range
+        Exact(self.batch_size, self.max_bytes, self.mesh)  # raises for values out of range
 
     def operations(self, problem: Any) -> float:
         """See `KernelEstimator`: exact kernels of a network with one output."""

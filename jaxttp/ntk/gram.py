@@ -161,7 +161,7 @@ def ntk_plan(
     max_bytes: int | None = None,
     mesh: Any = None,
 ) -> KernelPlan:
-    """What `empirical_ntk` with the same arguments will do, and why; only shapes are looked at.
+    """The plan of `empirical_ntk` with the same arguments; only shapes are used.
 
     Args:
         apply_fn: see `empirical_ntk`.
@@ -213,7 +213,7 @@ def _count_samples(name: str, x: Any) -> int:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Job:
-    """Checked arguments; `leaves` are the parameters', then what the network closes over."""
+    """Checked arguments; `leaves` are those of the parameters, then the arrays of the closure."""
 
     leaves: list[Any]
     rows: list[Any]

@@ -55,7 +55,7 @@ class Features(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Layers:
-    """How each trainable leaf of a program enters the kernel.
+    """The form of each trainable leaf of a network in the kernel.
 
     Attributes:
         program: the single-sample network.

@@ -59,7 +59,7 @@ def several(mesh: Any) -> Mesh | None:
 
 
 def mesh_of(devices: int | str | None) -> Mesh | None:
-    """A mesh of the first so many devices, with the axis "rows"; None for one device.
+    """A mesh of the first devices, with the axis "rows"; None for one device.
 
     Args:
         devices: how many; "all" of them; None for one, without a mesh.
@@ -353,7 +353,7 @@ def is_by_process(value: Any) -> bool:
 
 
 def of_processes(tree: Any) -> tuple[Any, Mesh | None]:
-    """Samples of which every process has some, on a mesh of automatic axes, and that mesh.
+    """Samples that are distributed over processes, on a mesh of automatic axes, and that mesh.
 
     Args:
         tree: samples (N, ...), an array or a pytree; of one process they stay as they are.

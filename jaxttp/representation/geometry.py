@@ -165,7 +165,7 @@ def _power_law(sigma: Array, count: int, window: tuple[int, int] | None) -> Powe
     if window is None and size < 2:
         raise ValueError(f"features have {size} direction(s); a slope needs at least two.")
     first, last = window if window is not None else (max(1, size // 10), max(2, size // 2))
-    if 1 <= first < last <= size:  # fit_power_law says what is wrong with other windows
+    if 1 <= first < last <= size:  # fit_power_law raises for other windows
         beyond = values[last - 1] <= size * 2.0**-52 * values[0]
         text = f"features have a rank below {last}, where the window ends; give a window that ends "
         values = refuse(values, beyond, text + "earlier.")

@@ -70,7 +70,7 @@ def _distance(first: tuple[str, Any], second: tuple[str, Any]) -> Array:
 def kernel_rate(
     kernels: Sequence[Any] | ArrayLike, ts: Sequence[float] | ArrayLike
 ) -> Float[Array, " t"]:
-    """How fast the kernel turns: S(K_t, K_{t + dt}) / dt between neighbouring checkpoints.
+    """The rate of change of the kernel, S(K_t, K_{t + dt}) / dt between consecutive checkpoints.
 
     Args:
         kernels: T kernels on the same samples, a sequence or an array (T, ...).

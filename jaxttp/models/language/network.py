@@ -176,10 +176,10 @@ ENCODER_HEADS = ("classification", "states")
 
 
 class Decoder(nnx.Module):
-    """Tokens that see themselves and what is before them, and a head.
+    """A network whose tokens attend to themselves and earlier ones, and a head.
 
     "classification" reads the last token that is not padding (N, C), "language_model" gives the
-    logits of the next token at every position (N, T, V), "states" what the last norm gives
+    logits of the next token at every position (N, T, V), "states" those of the last norm
     (N, T, D). Padding may be on either side; outputs at padded positions have no meaning.
 
     Args:
@@ -233,7 +233,7 @@ class Decoder(nnx.Module):
             )  # fmt: skip
 
     def activations(self, ids: Any, mask: Any = None) -> dict[str, Array]:
-        """What every layer gives: "embed", "blocks.0" ..., "norm" (N, T, D), "head" by its kind."""
+        """Outputs of every layer: "embed", "blocks.0" ..., "norm" (N, T, D), "head" by its kind."""
         shape = self.shape
         tokens = read_tokens(
             ids, mask, vocabulary=shape.vocabulary, length=shape.length, segments=0
@@ -276,12 +276,12 @@ def or_nan(outputs: Array, seen: Bool[Array, "n t"]) -> Array:
 
 
 class Encoder(nnx.Module):
-    """Tokens that see each other, and a head.
+    """A network whose tokens attend to each other, and a head.
 
         h = blocks(norm(E[ids] + P[positions] + S[types]))
         classification: tanh(h_first W + b) W_c + b_c
 
-    "classification" reads the first token (N, C), "states" are what the last block gives
+    "classification" reads the first token (N, C), "states" are those of the last block
     (N, T, D). Outputs at padded positions have no meaning.
 
     Args:
@@ -341,7 +341,7 @@ class Encoder(nnx.Module):
             )
 
     def activations(self, ids: Any, mask: Any = None, types: Any = None) -> dict[str, Array]:
-        """What every layer gives: "embed", "blocks.0" ... (N, T, D), "head" by its kind."""
+        """Outputs of every layer: "embed", "blocks.0" ... (N, T, D), "head" by its kind."""
         shape = self.shape
         tokens = read_tokens(
             ids, mask, types, vocabulary=shape.vocabulary, length=shape.length,
