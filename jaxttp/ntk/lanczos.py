@@ -144,8 +144,8 @@ def _begin(start: Array, steps: int) -> _State:
     constant = jnp.asarray(n**-0.5, dtype)
     start = jnp.where(size > 0, start / jnp.where(size > 0, size, 1), constant)
     basis = jnp.zeros((steps + 1, n), dtype).at[0].set(start)
-    zeros = jnp.zeros(steps, dtype)
-    return _State(jnp.zeros((), jnp.int32), basis, zeros, zeros, jnp.zeros((), bool))
+    diagonal, subdiagonal = jnp.zeros(steps, dtype), jnp.zeros(steps, dtype)
+    return _State(jnp.zeros((), jnp.int32), basis, diagonal, subdiagonal, jnp.zeros((), bool))
 
 
 def _after(state: _State, image: Array, precision: float | None) -> _State:

@@ -323,11 +323,12 @@ def _filled(
     sources = {name: tensor_of(name, model.shape, model.kind) for name in arrays}
     drawn = _drawn(model, sources, tensors, key)
     shapes = {}
-    for name in (name for name in arrays if name not in drawn):
-        shape = tuple(arrays[name].shape)
-        shapes[sources[name].name] = shape[::-1] if sources[name].transposed else shape
-    is_unused = lambda name: any(part in name for part in UNUSED)  # noqa: E731
-    if problems := misfits(shapes, tensors.shapes, is_unused):
+    for name, leaf in arrays.items():
+        if name not in drawn:
+            shape = tuple(leaf.shape)
+            shapes[sources[name].name] = shape[::-1] if sources[name].transposed else shape
+    problems = misfits(shapes, tensors.shapes, lambda name: any(part in name for part in UNUSED))
+    if problems:
         raise ValueError(
             f"folder={str(tensors.folder)!r}: the weights do not fit {CONFIG}: "
             f"{list_problems(problems)}."
