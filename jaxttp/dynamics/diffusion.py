@@ -1,4 +1,4 @@
-"""Stochastic gradient descent in function space as an Ito SDE.
+"""Stochastic gradient descent in function space as an Ito SDE, by diffrax.
 
     df = -(eta/N) Theta g(f) dt + (eta/sqrt(B)) S(f) dn,      S S^T = J Sigma J^T
 
@@ -230,6 +230,30 @@ class _Plan(NamedTuple):
     fraction: float
 
 
+class _Updates(diffrax.AbstractTerm):
+    """Drift and noise of a step together, so that they are one product with the kernel.
+
+    Attributes:
+        change: (t, state, noise) -> the change of the state by a step.
+        draw: the noise of step t.
+    """
+
+    change: Callable[..., Any]
+    draw: Callable[[Array], Array]
+
+    def vf(self, t: Any, y: Any, args: Any) -> Any:
+        """The arguments of `prod`."""
+        return t, y
+
+    def contr(self, t0: Any, t1: Any, **kwargs: Any) -> Any:
+        """The noise from one step to the next."""
+        return self.draw(t0)
+
+    def prod(self, vf: Any, control: Any) -> Any:
+        """The change of the state."""
+        return self.change(*vf, control)
+
+
 @functools.partial(jax.jit, static_argnames="plan")  # thousands of small steps: not `_core`'s jit
 def _simulate(
     kernels: tuple[Kernel, ...],
@@ -281,20 +305,29 @@ def _simulate(
         size = root[0].shape[-1] if root else n
         draw = increments(key, size, steps, plan.epoch, plan.fraction, initial[0].dtype)
 
-        def step(state: list[Array], inputs: tuple[Array, Array, Array]) -> tuple:
-            t, still, pulled = inputs
+        def change(t: Array, state: list[Array], normal: Array) -> list[Array]:
+            still, pulled = (of[jnp.round(t).astype(int)] for of in maps)
             f = outputs(state)[0]
-            new = [
-                jnp.tensordot(still, part, 1) + jnp.multiply.outer(pulled, pull)
-                for part, pull in zip(state, pulls(f, draw(t)), strict=True)
+            moved = [
+                jnp.tensordot(still, part, 1) + jnp.multiply.outer(pulled, pull) - part
+                for part, pull in zip(state, pulls(f, normal), strict=True)
             ]
-            state = [jnp.where(is_alive(f), b, a) for a, b in zip(state, new, strict=True)]
-            return state, read(state)
+            return [jnp.where(is_alive(f), part, 0.0) for part in moved]
 
-        begin = [jnp.zeros((slots, *f.shape), f.dtype) for f in initial]
-        ts = jnp.arange(steps, dtype=initial[0].dtype)
-        _, path = jax.lax.scan(step, begin, (ts, *maps))
-        return jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), read(begin), path)
+        ts = jnp.arange(steps + 1, dtype=initial[0].dtype)
+        solution = diffrax.diffeqsolve(
+            _Updates(change, draw),
+            diffrax.Euler(),
+            t0=ts[0],
+            t1=ts[-1],
+            dt0=None,
+            y0=[jnp.zeros((slots, *f.shape), f.dtype) for f in initial],
+            saveat=diffrax.SaveAt(ts=ts, fn=lambda t, state, args: read(state)),
+            stepsize_controller=diffrax.StepTo(ts=ts),
+            max_steps=steps,
+        )
+        assert solution.ys is not None
+        return solution.ys
 
     if plan.paths is None:
         paths, losses, errors, alive = solve(key)
