@@ -28,13 +28,7 @@ from jaxttp.forecast.cost import Price, plan_forecast, suited
 from jaxttp.forecast.methods.base import Linearizer
 from jaxttp.forecast.methods.linear import Linear, Recursion
 from jaxttp.forecast.methods.relinearized import Relinearized
-from jaxttp.forecast.options import (
-    Keywords,
-    announce,
-    check_processes,
-    check_tokens,
-    choose_kernel,
-)
+from jaxttp.forecast.options import Keywords, announce, check_processes, check_tokens, choose_kernel
 from jaxttp.forecast.predict import forecast_along
 from jaxttp.forecast.prediction import Prediction
 from jaxttp.forecast.problem import Problem

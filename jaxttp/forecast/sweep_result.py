@@ -16,11 +16,7 @@ from jaxttp._core.files import replaced
 from jaxttp._core.results import RESULT, wrapped
 from jaxttp.forecast.prediction import Prediction
 from jaxttp.forecast.stability import Rates, stability_message
-from jaxttp.forecast.training_setup import (
-    Hyperparameters,
-    algorithm_name,
-    schedule_name,
-)
+from jaxttp.forecast.training_setup import Hyperparameters, algorithm_name, schedule_name
 from jaxttp.forecast.wall_clock import readable_time
 from jaxttp.losses import get_loss
 from jaxttp.losses.rule import Rule, Target, step_words

@@ -42,12 +42,7 @@ from jaxttp.models import (
     model_names,
 )
 from jaxttp.models.catalog import MODELS
-from jaxttp.pipeline.settings import (
-    TRAINABLE,
-    Settings,
-    check_training,
-    check_unused,
-)
+from jaxttp.pipeline.settings import TRAINABLE, Settings, check_training, check_unused
 
 HIDDEN = (64, 64)
 """Widths of the MLP that learns data without a model of their own."""

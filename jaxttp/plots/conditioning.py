@@ -6,22 +6,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from jaxttp.conditioning import (
-    ConditionNumber,
-    ConditionSweep,
-    RankSensitivity,
-)
+from jaxttp.conditioning import ConditionNumber, ConditionSweep, RankSensitivity
 from jaxttp.pipeline import Conditioning
-from jaxttp.plots._style import (
-    GREY,
-    OTHER,
-    PREDICTED,
-    REAL,
-    band,
-    figure_of,
-    panels,
-    positive,
-)
+from jaxttp.plots._style import GREY, OTHER, PREDICTED, REAL, band, figure_of, panels, positive
 
 LABELS = {
     "depth": "depth (weight matrices)",
