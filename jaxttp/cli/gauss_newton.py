@@ -7,7 +7,7 @@ from rich.console import Console
 from jaxttp.cli._options import FORECAST, TRAINING, Given, Option, takes
 from jaxttp.cli._shell import figure, say
 from jaxttp.cli._tables import table
-from jaxttp.losses.rule import goal_words
+from jaxttp.losses.rule import target_label
 
 
 @takes(
@@ -42,7 +42,7 @@ def _print(console: Console, result: Any) -> None:
     say(console, result.description)
     rows = table("loss", "forecast steps", "real steps")
     for goal, pair in result.times().items():
-        words = goal_words(goal, "relative")
+        words = target_label(goal, "relative")
         rows.add_row(words, *(str(time) if time >= 0 else "not reached" for time in pair))
     console.print(rows)
     ranks, loss, error = result.ranks, result.loss, result.error

@@ -1,10 +1,8 @@
-"""Which setting, or which start, is first, by real training: successive halving.
+"""The fastest setting, or starting point, by real training: successive halving.
 
-A forecast costs kernels. Where a training is short or a network small, these cost more than to
-train the settings themselves for a few steps; and what was trained is never wrong about itself. So
-this is no forecast, and says so: a race trains. All settings start, and the slow ones are left out
-early (`Rungs`): all train a few steps, the better ones more, and so on, until the first of those
-that are left is at the goal: a later one cannot win.
+For short training runs or small networks the kernels of a forecast cost more than training the
+settings for a few steps. A race trains: all settings take a few steps, the better ones more
+(`Rungs`), and so on, until the first of the remaining ones reaches the goal.
 """
 
 import dataclasses
@@ -34,14 +32,15 @@ from jaxttp.training import TrainingStep
 
 @dataclasses.dataclass(frozen=True)
 class Rungs:
-    """Numbers of a race, chosen on the tuning tasks of experiments/bench/races.py.
+    """Constants of a race, chosen on the tuning tasks of experiments/bench/races.py.
 
     Attributes:
         first: steps of the first rung.
-        growth: how much longer the next one is.
-        keep: the fraction of the settings that goes on.
-        least: how many go on at least.
-        near: with batches the loss on all samples is looked at where a batch's is so many goals.
+        growth: ratio of the ends of consecutive rungs.
+        keep: fraction of the settings that continue.
+        least: least number of settings that continue.
+        near: with batches the loss on all samples is evaluated where a batch's loss is below this
+            multiple of the goal.
     """
 
     first: int = 4
@@ -69,18 +68,17 @@ RUNGS = Rungs()
 
 @dataclasses.dataclass(frozen=True)
 class Race:
-    """What was really trained, and who came first; of starting points every pair with a setting.
+    """Results of real training, ranked; with starting points all pairs of these and settings.
 
     Attributes:
-        settings: that started, S of them.
+        settings: all that started, S of them.
         goal: the loss on all training samples to get to; None for the lowest at the horizon.
         times: steps to the goal (S,), -1 where it was not seen there.
-        losses: on all training samples, for every setting wherever they were looked at.
-        at: the steps at which they were, for every setting.
+        losses: on all training samples, for every setting at the steps `at`.
+        at: the steps at which losses were evaluated, for every setting.
         trainings: FLOPs that were spent, in training runs of one setting.
-        params: all parameters of the first one, as they were there: at the goal, or where there is
-            none or it was not reached, at the lowest loss of the last rung's end. None where
-            nothing stayed finite.
+        params: all parameters of the first one at the goal, or, where none reached it, of the
+            lowest loss at the end of the last rung. None where nothing stayed finite.
         notes: how the network is evaluated and trained, where that is not as it was given, such as
             "1 BatchNorm on running averages".
         starts: the starting point of each (S,), in a race of several; else empty.
@@ -97,12 +95,12 @@ class Race:
     starts: tuple[str, ...] = ()
 
     def named(self, i: int) -> str:
-        """What started at place i, in words."""
+        """Setting i, with its starting point where there are several."""
         return f"{self.starts[i]}, {self.settings[i]}" if self.starts else str(self.settings[i])
 
     @property
     def finite(self) -> np.ndarray:
-        """Whether all losses that were seen are finite, (S,): the last, since that ends a run."""
+        """Whether all losses are finite, (S,): a run ends at the first that is not."""
         return np.isfinite([curve[-1] for curve in self.losses])
 
     @property
@@ -129,10 +127,10 @@ class Race:
 
         Ties go to the lower loss.
         """
-        there = self.times >= 0
+        is_ranked = self.times >= 0
         if self.goal is None:
-            there = self.finite & (self.trained == self.trained.max())
-        return tuple(i for i in self.places() if there[i])
+            is_ranked = self.finite & (self.trained == self.trained.max())
+        return tuple(i for i in self.places() if is_ranked[i])
 
     def best(self) -> int:
         """The index of the first.
@@ -154,11 +152,11 @@ class Race:
             return f"no setting {what}: try other rates"
         if self.goal is not None and self.times[order[0]] == 0:
             return f"{self.goal.words()} holds before training already: name a lower goal"
-        words = f"use {self._line(order[0])}"
-        return words if len(order) == 1 else f"{words}; next {self._line(order[1])}"
+        advice = f"use {self._line(order[0])}"
+        return advice if len(order) == 1 else f"{advice}; next {self._line(order[1])}"
 
     def _line(self, i: int) -> str:
-        """How far it came, in words."""
+        """Setting i with its time, or its last loss."""
         end = f"loss {self.losses[i][-1]:.4g} at step {self.trained[i]}"
         if self.goal is not None and self.times[i] >= 0:
             end = f"{self.goal.words()} at step {self.times[i]}"
@@ -169,17 +167,17 @@ class Race:
         return [
             {
                 "start": self.starts[i] if self.starts else None,
-                "setting": str(one),
-                "algorithm": algorithm_name(one.algorithm),
-                "learning_rate": float(one.learning_rate),
-                "momentum": float(one.momentum),
-                "weight_decay": one.decay,
+                "setting": str(setting),
+                "algorithm": algorithm_name(setting.algorithm),
+                "learning_rate": float(setting.learning_rate),
+                "momentum": float(setting.momentum),
+                "weight_decay": setting.decay,
                 "trained": int(self.trained[i]),
                 "loss": float(self.losses[i][-1]) if self.finite[i] else None,
                 "steps": int(self.times[i]) if self.times[i] >= 0 else None,
                 "finite": bool(self.finite[i]),
             }
-            for i, one in enumerate(self.settings)
+            for i, setting in enumerate(self.settings)
         ]
 
     def to_json(self) -> dict[str, Any]:
@@ -277,9 +275,10 @@ def race(
         the rungs were chosen on tuning tasks (`experiments/bench/races.py`).
     """
     check_known(params=params, x=x, y=y)
-    x = check_samples("x", x)
-    one = {"": Candidate(apply_fn, params, trainable)}
-    return _race(one, x, y, settings, target_loss, key, protocol, progress)
+    return race_starts(
+        {"": Candidate(apply_fn, params, trainable)}, x, y, settings,
+        target_loss=target_loss, key=key, protocol=protocol, progress=progress,
+    )  # fmt: skip
 
 
 def race_starts(
@@ -325,8 +324,8 @@ def race_starts(
         >>> x = jnp.stack([jnp.linspace(-1, 1, 20), jnp.ones(20)], axis=1)
         >>> y = (x[:, 0] > 0).astype(int)
         >>> linear = lambda w, x: x @ w
-        >>> ways = {"zero": jnp.zeros((2, 2)), "near": jnp.array([[-2.0, 2.0], [0.0, 0.0]])}
-        >>> starts = {name: Candidate(linear, w) for name, w in ways.items()}
+        >>> weights = {"zero": jnp.zeros((2, 2)), "near": jnp.array([[-2.0, 2.0], [0.0, 0.0]])}
+        >>> starts = {name: Candidate(linear, w) for name, w in weights.items()}
         >>> found = race_starts(starts, x, y, grid(learning_rate=(0.1, 1.0)), target_loss=0.15)
         >>> found.order, str(found.settings[found.best()])
         (('near', 'zero'), 'rate 1')
@@ -336,72 +335,51 @@ def race_starts(
     """
     check_candidates(candidates)
     x = check_samples("x", x)
-    return _race(candidates, x, y, settings, target_loss, key, protocol, progress)
-
-
-def _race(
-    starts: Mapping[str, Candidate],
-    x: Any,
-    y: Any,
-    settings: Sequence[Hyperparameters],
-    target_loss: float | None,
-    key: Array | None,
-    protocol: str | None,
-    progress: Progress | None,
-) -> Race:
-    """A race of starting points by name, each by all settings; of one start its name is empty."""
     check_known(key=key, target_loss=target_loss)
-    settings = _alike(settings)
-    if target_loss is not None:
-        check_number("target_loss", target_loss, above=0.0)
-    goal = None if target_loss is None else Target(float(target_loss))
-    one, samples = settings[0], count(x)
-    protocol = check_batches(one.batch_size, key, protocol, samples)
-    indices = None
-    if one.batch_size is not None:
-        drawn = batch_indices(key, samples, one.batch_size, one.steps, protocol=protocol)
-        indices = np.asarray(drawn)
-    problems = {name: problem_of(name, start, x, y, one.loss) for name, start in starts.items()}
-    runners = []
-    for problem in problems.values():
-        steps: dict[Any, TrainingStep] = {}  # one serves all settings of an algorithm
-        for setting in settings:
-            optimizer, numbers = setting.stepper()
-            kind = setting.algorithm, *numbers
-            if kind not in steps:
-                steps[kind] = TrainingStep(problem.network, problem.loss, optimizer)
-            runners.append(Runner(setting, problem, indices, goal, steps[kind]))
-    _halve(runners, one.steps, progress)
-    names = tuple(name for name in problems for _ in settings if name)
-    return _result(settings * len(problems), goal, runners, names)
-
-
-def _alike(settings: Sequence[Hyperparameters]) -> tuple[Hyperparameters, ...]:
-    """Settings of one race."""
     settings = check_settings(settings)
-    if len({(get_loss(one.loss), one.batch_size, one.steps) for one in settings}) > 1:
+    if len({(get_loss(s.loss), s.batch_size, s.steps) for s in settings}) > 1:
         raise ValueError(
             "settings must share loss, batch_size and steps, to be in one race; race every group "
             "by itself."
         )
-    return settings
+    goal = None
+    if target_loss is not None:
+        goal = Target(float(check_number("target_loss", target_loss, above=0.0)))
+    loss, batch_size, horizon = settings[0].loss, settings[0].batch_size, settings[0].steps
+    protocol = check_batches(batch_size, key, protocol, count(x))
+    indices = None
+    if batch_size is not None:
+        indices = np.asarray(batch_indices(key, count(x), batch_size, horizon, protocol=protocol))
+    problems = {name: problem_of(name, start, x, y, loss) for name, start in candidates.items()}
+    runners = []
+    for problem in problems.values():
+        steps: dict[Any, TrainingStep] = {}  # one serves all settings of an algorithm
+        for setting in settings:
+            optimizer, coefficients = setting.stepper()
+            kind = setting.algorithm, *coefficients
+            if kind not in steps:
+                steps[kind] = TrainingStep(problem.network, problem.loss, optimizer)
+            runners.append(Runner(setting, problem, indices, goal, steps[kind]))
+    _halve(runners, horizon, progress)
+    names = tuple(name for name in problems for _ in settings if name)  # `race` has no name
+    return _result(settings * len(problems), goal, runners, names)
 
 
 @dataclasses.dataclass(eq=False)
 class Runner:
-    """A setting in training from the weights of a problem, until the loss is at a goal.
+    """A setting in training from the weights of a problem, until the loss reaches a goal.
 
     Attributes:
-        setting: by which.
+        setting: the hyperparameters.
         problem: network and data.
         indices: of the batch of every step (T, B); None for all samples.
         goal: a loss on all samples; None for none.
         step: of training, shared by all settings of an algorithm.
         done: steps taken.
-        looks: forward passes of all samples besides.
-        losses: on all samples, wherever they were looked at.
-        at: the steps before which they were.
-        there: the step at which the goal was seen.
+        looks: further forward passes of all samples.
+        losses: on all samples, at the steps `at`.
+        at: the steps before which losses were evaluated.
+        arrival: the step at which the goal was reached.
     """
 
     setting: Hyperparameters
@@ -413,27 +391,27 @@ class Runner:
     looks: float = 0.0
     losses: list[float] = dataclasses.field(default_factory=list)
     at: list[int] = dataclasses.field(default_factory=list)
-    there: int | None = None
+    arrival: int | None = None
 
     def __post_init__(self) -> None:
-        optimizer, numbers = self.setting.stepper()
+        optimizer, coefficients = self.setting.stepper()
         self.rates, self.weights = self.setting.rates(), self.problem.weights
         self.state: Any = optimizer.init(self.weights)
-        for name, value in numbers.items():
+        for name, value in coefficients.items():
             self._set(name, value)
         self.every, self.batch_loss = 1, math.inf
-        if self.indices is not None:  # so that to look costs a third of these steps
+        if self.indices is not None:  # an evaluation of all samples costs as much as these steps
             self.every = math.ceil(len(self.problem.f0) / (STEP * self.indices.shape[1]))
 
     @property
     def finite(self) -> bool:
-        """Whether all losses that were seen are: the last, as none is looked for after that."""
+        """Whether all losses are finite: a run ends at the first that is not."""
         return not self.losses or math.isfinite(self.losses[-1])
 
     @property
     def running(self) -> bool:
-        """Whether there is anything left to train."""
-        return self.there is None and self.finite
+        """Whether training goes on."""
+        return self.arrival is None and self.finite
 
     @property
     def is_seen(self) -> bool:
@@ -441,7 +419,7 @@ class Runner:
         return bool(self.at) and self.at[-1] == self.done
 
     def advance(self, end: int) -> None:
-        """Train to a step, or to the goal, and look at the loss there."""
+        """Train to a step, or to the goal, and evaluate the loss there."""
         while self.done < end and self.running:
             if self._is_due():
                 self._look()
@@ -451,7 +429,7 @@ class Runner:
             self._look()
 
     def _is_due(self) -> bool:
-        """Whether the loss on all samples is to be looked at before the next mini-batch."""
+        """Whether the loss on all samples is evaluated before the next mini-batch."""
         if self.indices is None or self.done % self.every or self.is_seen:
             return False
         if self.done == 0 or not math.isfinite(self.batch_loss):
@@ -459,15 +437,14 @@ class Runner:
         return self.goal is not None and self.batch_loss <= RUNGS.near * self.goal.value
 
     def _look(self) -> None:
-        problem = self.problem
-        network = network_of(problem.network).precise(self.weights, problem.x)
-        data = problem.x, problem.targets
-        loss = loss_of_weights(network, self.weights, *data, loss=problem.loss)
+        problem, weights = self.problem, self.weights
+        network = network_of(problem.network).precise(weights, problem.x)
+        loss = loss_of_weights(network, weights, problem.x, problem.targets, loss=problem.loss)
         self.looks += 1
         self._note(float(loss))
 
     def _train(self) -> None:
-        """Take a step; of all samples it tells their loss before it."""
+        """Take a step; with full batches its loss is noted."""
         x, targets = self.problem.x, self.problem.targets
         if self.indices is not None:
             rows = self.indices[self.done]
@@ -478,7 +455,7 @@ class Runner:
         if self.indices is None and not self.is_seen:
             self._note(self.batch_loss)
             if not self.running:
-                self.looks += STEP  # the step that showed it goes for nothing
+                self.looks += STEP  # the step is discarded
                 return
         self.weights, self.state, self.done = weights, state, self.done + 1
 
@@ -486,31 +463,31 @@ class Runner:
         self.at.append(self.done)
         self.losses.append(loss)
         if self.goal is not None and loss <= self.goal.value:
-            self.there = self.done
+            self.arrival = self.done
 
     def _set(self, name: str, value: float) -> None:
-        numbers = self.state.hyperparams
-        numbers[name] = jnp.asarray(value, numbers[name].dtype)
+        values = self.state.hyperparams
+        values[name] = jnp.asarray(value, values[name].dtype)
 
 
 def _halve(runners: Sequence[Runner], steps: int, progress: Progress | None) -> None:
-    """Train runners until the first of them is at the goal, or those that are left at the horizon.
+    """Train runners until the first reaches the goal, or the remaining ones the horizon.
 
-    What is left out loses its weights.
+    Runners that are dropped lose their weights.
     """
-    alive, bar = list(runners), steps
+    alive, bound = list(runners), steps
     for end in RUNGS.ends(steps):
-        for done, one in enumerate(alive):
-            one.advance(min(end, bar))  # a later one cannot win
-            bar = bar if one.there is None else one.there
+        for done, runner in enumerate(alive):
+            runner.advance(min(end, bound))  # a later one cannot win
+            bound = bound if runner.arrival is None else runner.arrival
             if progress is not None:
                 progress(f"training to step {end}", done, len(alive))
-        if end == steps or any(one.there is not None for one in alive):
+        if end == steps or any(runner.arrival is not None for runner in alive):
             return
-        alive = sorted((one for one in alive if one.finite), key=lambda one: one.losses[-1])
+        alive = sorted((r for r in alive if r.finite), key=lambda r: r.losses[-1])
         kept = max(RUNGS.least, math.ceil(RUNGS.keep * len(alive)))
-        for one in alive[kept:]:
-            one.weights = one.state = None
+        for runner in alive[kept:]:
+            runner.weights = runner.state = None
         alive = alive[:kept]
 
 
@@ -520,24 +497,24 @@ def _result(
     runners: Sequence[Runner],
     starts: tuple[str, ...],
 ) -> Race:
-    problems = list({id(one.problem): one.problem for one in runners}.values())
+    problems = list({id(runner.problem): runner.problem for runner in runners}.values())
     for problem in problems:
-        # All settings see the same batches: what outlived a sample shows that its gradient is good.
-        own = (one for one in runners if one.problem is problem)
-        problem.check_gradients(max(own, key=lambda one: (one.done, one.finite)).losses)
+        # All settings see the same batches: one finite run shows that all gradients are finite.
+        own = (runner for runner in runners if runner.problem is problem)
+        problem.check_gradients(max(own, key=lambda runner: (runner.done, runner.finite)).losses)
     samples, setting = len(problems[0].f0), settings[0]
     fraction = (setting.batch_size or samples) / samples
-    spent = sum(one.done * fraction + one.looks / STEP for one in runners)
-    times = np.array([-1 if one.there is None else one.there for one in runners])
+    spent = sum(runner.done * fraction + runner.looks / STEP for runner in runners)
+    times = np.array([-1 if runner.arrival is None else runner.arrival for runner in runners])
     race = Race(
         settings, goal, times,
-        tuple(np.array(one.losses) for one in runners),
-        tuple(np.array(one.at) for one in runners),
+        tuple(np.array(runner.losses) for runner in runners),
+        tuple(np.array(runner.at) for runner in runners),
         float(spent / (setting.steps * fraction)), None,
         tuple(dict.fromkeys(note for problem in problems for note in problem.notes)), starts,
     )  # fmt: skip
-    ordered = [runners[i] for i in race.places()]
-    alive = [one for one in ordered if one.finite and one.weights is not None]
-    if not alive:
-        return race
-    return dataclasses.replace(race, params=alive[0].problem.restore(alive[0].weights))
+    for i in race.places():
+        if runners[i].finite and runners[i].weights is not None:
+            params = runners[i].problem.restore(runners[i].weights)
+            return dataclasses.replace(race, params=params)
+    return race

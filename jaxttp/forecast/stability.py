@@ -14,11 +14,11 @@ RISE = 2.0
 class Rates(NamedTuple):
     """Every step's rate beside the largest stable one.
 
-    The limit is that of the optimiser at that step, with the curvature of the full batch before
+    The limit is that of the optimizer at that step, with the curvature of the full batch before
     training.
 
     Attributes:
-        rates: learning rates (T,), or one for all steps; NaN where an optimiser has no such number.
+        rates: learning rates (T,), or one for all steps; NaN where an optimizer has no such number.
         fractions: rates over limits, of the same shape; 1 or more is not stable.
     """
 
@@ -62,7 +62,7 @@ def constant_rate(rate: float, limit: float) -> Rates:
 def optimizer_rates(
     optimizer: optax.GradientTransformation, steps: int, curvature: float
 ) -> Rates | None:
-    """The rates of any linear optimiser; None where its steps cannot be taken apart.
+    """The rates of any linear optimizer; None where its steps cannot be taken apart.
 
     Args:
         optimizer: linear, see `linear_filter`.

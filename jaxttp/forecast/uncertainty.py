@@ -1,15 +1,15 @@
-"""How sure a forecast is: the ± of losses and times, where most runs lie, and warnings.
+"""Uncertainty of a forecast: the ± of losses and times, bands that hold most runs, warnings.
 
-Three things tell how far a predicted curve may be off, and add up where there are several:
+Three sources of error add up:
 
-- *the integrator*: what the correction of rebuilt kernels changed is the error of its loss; a time
-  is off by as much as it moves with a curve that is moved by this error (`time_error`);
+- *the integrator*: the correction by rebuilt kernels is the error of the loss; the error of a time
+  is its shift when the curve is shifted by that error (`time_error`);
 - *draws* of mini-batches, whose quantiles are bands (`loss_band`);
 - *a sketch*: curves without one part of it at a time, by the jackknife (`with_error`).
 
-A forecast on one kernel has no estimate of its own. There the network is evaluated at predicted
-weights (`check_linearization`), and a warning says how far outputs and gradients are from the
-linearized ones. The numbers behind all of this are in `Calibration`.
+A forecast on one kernel has no error estimate. There the network is evaluated at predicted weights
+(`check_linearization`), and a warning compares outputs and gradients with the linearized ones. All
+constants are in `Calibration`.
 """
 
 import dataclasses
@@ -154,14 +154,11 @@ def read_times(
             if min(low, high, *parts) >= 0:  # one that is not reached stays as it is
                 ends = with_error((low, high), steps[e], jackknife(parts), level)
                 bands[e] = max(0, int(np.floor(ends[0]))), min(horizon, int(np.ceil(ends[1])))
-    if doubted_from is None:
-        return Times(steps, bands, errors)
-    sure = [e for e, time in steps.items() if 0 <= time <= doubted_from]
-    return Times(
-        steps,
-        None if bands is None else {e: bands[e] for e in sure if e in bands},
-        None if errors is None else {e: errors[e] for e in sure if e in errors},
-    )
+    for e, time in steps.items():
+        if doubted_from is not None and not 0 <= time <= doubted_from:
+            (bands or {}).pop(e, None)
+            (errors or {}).pop(e, None)
+    return Times(steps, bands, errors)
 
 
 def read_targets(
@@ -183,29 +180,22 @@ def read_targets(
     for target in targets:
         curves, parts = path, sketched
         if target.on == "test":
-            curves, parts = _on_test_samples(path), None
-        own = read_times(curves, target.rule(smooth), sketched=parts, **options)
-        steps[target] = own.steps[target.value]
-        band = (own.bands or {}).get(target.value)
-        error = (own.errors or {}).get(target.value)
-        if band is not None:
-            bands[target] = band
-        if error is not None:
-            errors[target] = error
+            test = {"loss": path.test_loss, "error": path.test_error}
+            curves, parts = dataclasses.replace(path, uncertainty=None, draws=None, **test), None
+        times = read_times(curves, target.rule(smooth), sketched=parts, **options)
+        steps[target] = times.steps[target.value]
+        if times.bands:
+            bands[target] = times.bands[target.value]
+        if times.errors:
+            errors[target] = times.errors[target.value]
     return Times(steps, bands, errors)
-
-
-def _on_test_samples(path: Any) -> Any:
-    return dataclasses.replace(
-        path, loss=path.test_loss, error=path.test_error, uncertainty=None, draws=None
-    )
 
 
 def _quantiles(times: np.ndarray, level: float, horizon: int) -> list[int]:
     """The ends of a band of times and their median; paths that never arrive (-1) are the latest."""
     times = np.where(times < 0, horizon + 1, times)
-    found = np.quantile(times, ((1 - level) / 2, 0.5, (1 + level) / 2), method="nearest")
-    return [-1 if time > horizon else int(time) for time in found]
+    ends = np.quantile(times, ((1 - level) / 2, 0.5, (1 + level) / 2), method="nearest")
+    return [-1 if time > horizon else int(time) for time in ends]
 
 
 def time_error(loss: Any, error: Any, read: Callable[[Any], Any]) -> int:
@@ -226,14 +216,14 @@ def time_error(loss: Any, error: Any, read: Callable[[Any], Any]) -> int:
         1
     """
     loss, error = np.asarray(loss), np.asarray(error)
-    base, *others = (int(read(curve)) for curve in (loss, loss + error, loss - error))
-    if base < 0 or min(others) < 0:
+    time, *moved = (int(read(curve)) for curve in (loss, loss + error, loss - error))
+    if time < 0 or min(moved) < 0:
         return len(loss) - 1
-    return max(1, *(abs(other - base) for other in others))
+    return max(1, *(abs(end - time) for end in moved))
 
 
 def displaced(loss: Any, error: Any, time: int) -> int:
-    """How far the loss of a step moves in time; as far, for want of better, other curves do.
+    """How far the loss of a step moves in time, which estimates the same for other curves.
 
     Args:
         loss: the forecast on the training samples (T + 1,).
@@ -383,7 +373,7 @@ class LinearizationCheck(NamedTuple):
 NO_CHECK = LinearizationCheck()
 
 
-def check_linearization(lines: Linearizer, descent: Descent) -> LinearizationCheck:
+def check_linearization(linearizer: Linearizer, descent: Descent) -> LinearizationCheck:
     """How fast the network learns, and what its loss is, at weights that one kernel predicts.
 
     At outputs f with gradient g the loss falls by g^T Theta g, which is |J^T g|^2: with the J of
@@ -394,21 +384,21 @@ def check_linearization(lines: Linearizer, descent: Descent) -> LinearizationChe
     computed.
 
     Args:
-        lines: with its kernel before training.
+        linearizer: with its kernel before training.
         descent: the training, by a linear optimizer.
 
     Returns:
         Speed and loss 1 for a linear network; infinite where the network is not finite. `NO_CHECK`
         where the loss does not change, the forecast diverges or there is no gradient.
     """
-    whole = lines.problem.f0.shape[0]
-    size, part = sampled(whole), lines
+    whole = linearizer.problem.f0.shape[0]
+    size, part = sampled(whole), linearizer
     if size < whole:  # drawn at random, the same ones every time
-        part = lines.take(np.sort(np.random.default_rng(0).permutation(whole)[:size]))
+        part = linearizer.take(np.sort(np.random.default_rng(0).permutation(whole)[:size]))
     path = recur(part, descent.full)
-    if _diverges(path) and part is not lines:  # a part may be stiffer than the whole
-        part, path = lines, recur(lines, descent.full)
-    if _diverges(path):
+    if diverges(path) and part is not linearizer:  # a part may be stiffer than the whole
+        part, path = linearizer, recur(linearizer, descent.full)
+    if diverges(path):
         return NO_CHECK
     problem = part.problem
     loss, size = problem.loss, problem.f0.shape[0]
@@ -428,17 +418,17 @@ def check_linearization(lines: Linearizer, descent: Descent) -> LinearizationChe
     weights = _moved(problem.weights, see(problem.weights, problem.x, dual)[1], scale)
     outputs, pulled = see(weights, problem.x, gradient)
     real, square = map(float, _loss_and_square(outputs, pulled, problem.targets, loss))
-    nothing = KNOWN.nothing * float(curve[0])
+    floor, ratio = KNOWN.nothing * float(curve[0]), 1.0
     if not np.isfinite(real):
         ratio = np.inf
-    else:  # losses of one's own may be negative, where a ratio says nothing
-        is_known = min(real, predicted) >= 0 and nothing > 0
-        ratio = (real + nothing) / (predicted + nothing) if is_known else 1.0
+    elif min(real, predicted) >= 0 and floor > 0:  # no ratio of a user's negative loss
+        ratio = (real + floor) / (predicted + floor)
     speed = square / expected if np.isfinite(square) else np.inf
     return LinearizationCheck(step, speed, ratio, size, size / whole)
 
 
-def _diverges(path: Trajectory) -> bool:
+def diverges(path: Trajectory) -> bool:
+    """Whether a path by steps, which can diverge, does."""
     assert path.diverged_at is not None
     return int(path.diverged_at) >= 0
 
@@ -466,13 +456,13 @@ def _point(
         loss: of those outputs.
     """
     moved = train[step] - start
-    ways = jnp.arange(1, KNOWN.points + 1, dtype=moved.dtype) / KNOWN.points
-    losses = jax.vmap(lambda s: loss.value(start + s * moved, targets))(ways)
-    found = jnp.where(jnp.any(losses <= level), jnp.argmax(losses <= level), KNOWN.points - 1)
-    way = ways[found]
-    gradient = loss.gradient(start + way * moved, targets)
+    fractions = jnp.arange(1, KNOWN.points + 1, dtype=moved.dtype) / KNOWN.points
+    losses = jax.vmap(lambda s: loss.value(start + s * moved, targets))(fractions)
+    first = jnp.where(jnp.any(losses <= level), jnp.argmax(losses <= level), KNOWN.points - 1)
+    s = fractions[first]
+    gradient = loss.gradient(start + s * moved, targets)
     expected = jnp.sum(gradient * apply_kernel(kernel, gradient))
-    return way * dual[step], 1 + way * (scale[step] - 1), gradient, expected, losses[found]
+    return s * dual[step], 1 + s * (scale[step] - 1), gradient, expected, losses[first]
 
 
 @jit
@@ -486,12 +476,12 @@ def _loss_and_square(
     outputs: Array, pulled: Params, targets: Any, loss: Loss
 ) -> tuple[Array, Array]:
     """The loss of outputs, and the squared norm of all leaves of J^T g."""
-    found = sum((jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(pulled)), start=jnp.zeros(()))
-    return loss.value(outputs, targets), found
+    square = sum((jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(pulled)), start=jnp.zeros(()))
+    return loss.value(outputs, targets), square
 
 
 def speed_warning(check: LinearizationCheck, loss: Float[Array | np.ndarray, " t"]) -> str | None:
-    """What `check_linearization` and the predicted curve say of a forecast with one kernel.
+    """The warning of a forecast with one kernel, by `check_linearization` and its loss curve.
 
     Args:
         check: with 1 where the linearization holds.
@@ -504,7 +494,7 @@ def speed_warning(check: LinearizationCheck, loss: Float[Array | np.ndarray, " t
     if rising is not None or check.step < 0:
         return rising
     change, far = _times(check.speed), _times(check.loss) ** KNOWN.of_loss
-    off = [words for least, words in KNOWN.off if max(change, far) >= least]
+    off = [error for least, error in KNOWN.off if max(change, far) >= least]
     if not off:
         return None
     alone = f" of {check.samples} samples alone" if check.fraction < 1 else ""
@@ -534,7 +524,7 @@ def _times(ratio: float) -> float:
 
 
 def loss_warning(loss: Float[Array | np.ndarray, " t"], hint: str) -> str | None:
-    """What a predicted loss curve says of itself: that it rises.
+    """A warning where a predicted loss curve rises.
 
     Args:
         loss: L_0, ..., L_T.
@@ -558,7 +548,7 @@ def loss_warning(loss: Float[Array | np.ndarray, " t"], hint: str) -> str | None
 
 
 def path_warning(path: RelinearizedTrajectory, rule: Rule) -> str | None:
-    """What a relinearized path says of itself.
+    """The warning of a relinearized path.
 
     Args:
         path: of `relinearized_recursion`.
@@ -574,7 +564,7 @@ def path_warning(path: RelinearizedTrajectory, rule: Rule) -> str | None:
         )
     rising = loss_warning(
         path.loss,
-        "at the edge of stability re-linearised networks leave the range from which the real one "
+        "at the edge of stability relinearized networks leave the range from which the real one "
         "often recovers; see relinearize=0",
     )
     if rising is not None:
@@ -588,10 +578,10 @@ def path_warning(path: RelinearizedTrajectory, rule: Rule) -> str | None:
             unsure.append((relative, step, off, threshold))
     if not unsure:
         return None
-    _, step, off, threshold = max(unsure, key=lambda one: one[0])
+    _, step, off, threshold = max(unsure)
     never = off >= len(path.loss) - 1
-    known = "may as well never come" if never else f"is known to ± {off} only"
-    line = f"step {step} ({rule.words(threshold)}) {known}, by what the last kernels changed"
+    accuracy = "may as well never come" if never else f"is known to ± {off} only"
+    line = f"step {step} ({rule.words(threshold)}) {accuracy}, by what the last kernels changed"
     if path.edge_at >= 0:
         return (
             f"crosses the edge of stability by step {path.edge_at}: a real training oscillates "

@@ -22,7 +22,7 @@ from jaxttp.forecast import StaleGradientForecast, stale_gradient_forecast
 from jaxttp.forecast.stale_gradients import FORWARD, POINTS, affordable, watcher
 from jaxttp.forecast.wall_clock import readable_time
 from jaxttp.losses import encode_targets
-from jaxttp.losses.rule import Curves, Rule, Target, goal_words, reach
+from jaxttp.losses.rule import Curves, Rule, Target, reach, target_label
 from jaxttp.models import adapter_targets, load_transformer, lora
 from jaxttp.models.language import Decoder, Encoder
 from jaxttp.models.language.tokens import read_tokens
@@ -433,7 +433,7 @@ class FineTuning:
             if isinstance(goal, Target):
                 words, level, off = goal.words(), goal.value, 0.0
             else:
-                words, level = goal_words(goal, "relative"), found.level(goal)
+                words, level = target_label(goal, "relative"), found.level(goal)
                 off = (1 - goal) * float(found.uncertainty[-1])
             earliest, latest = found.between(level, off) if self.is_bounded else (None, None)
             tokens = step * self.tokens_a_step if step >= 0 else None

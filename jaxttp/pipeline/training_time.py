@@ -11,7 +11,7 @@ from jaxttp._core.process import versions
 from jaxttp._core.results import RESULT, plain_numbers
 from jaxttp._core.types import Progress, take
 from jaxttp.forecast import Prediction, predict_training_time
-from jaxttp.losses.rule import Target, goal_words
+from jaxttp.losses.rule import Target, target_label
 from jaxttp.ntk.sharded import mesh_of
 from jaxttp.pipeline.settings import Settings, hyperparameters
 from jaxttp.pipeline.tasks import Task, build_task
@@ -79,7 +79,7 @@ class Forecast:
         return {
             goal: Arrival(
                 goal.words() if isinstance(goal, Target)
-                else goal_words(goal, found.rule, found.metric),
+                else target_label(goal, found.rule, found.metric),
                 steps, seconds(steps, self.step_time.seconds), unsure.get(goal), real.get(goal),
                 seconds(real.get(goal), step_seconds),
             )

@@ -1,4 +1,4 @@
-"""Dynamics as values: what follows the path of a training from one or more linearisations."""
+"""Dynamics as values: the path of a training from one or more linearizations."""
 
 from jaxttp.forecast.methods.base import Draws as Draws
 from jaxttp.forecast.methods.base import Dynamics as Dynamics

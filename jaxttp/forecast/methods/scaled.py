@@ -269,9 +269,9 @@ class Scaled(Dynamics):
         """See `Dynamics`."""
         return self.samples
 
-    def follow(self, lines: Linearizer, descent: Descent) -> Path:
+    def follow(self, linearizer: Linearizer, descent: Descent) -> Path:
         """See `Dynamics`."""
-        problem = lines.problem
+        problem = linearizer.problem
         count = problem.f0.shape[0]
         self.check_samples(count, descent)
         if problem.x_test is not None:
@@ -280,15 +280,15 @@ class Scaled(Dynamics):
                 "total_samples out."
             )
         order = np.asarray(jax.random.permutation(jax.random.key(self.seed), count))
-        subset = self.centre.follow(lines, descent)
+        subset = self.centre.follow(linearizer, descent)
         # The whole and both halves by full batches, which no draw of batches makes jump.
-        parts = [lines.take()] if descent.batch_size is not None else []
+        parts = [linearizer.take()] if descent.batch_size is not None else []
         for rows in (order[: count // 2], order[count // 2 : 2 * (count // 2)]):
-            parts.append(lines.take(rows, np.setdiff1d(np.arange(count), rows)))
+            parts.append(linearizer.take(rows, np.setdiff1d(np.arange(count), rows)))
         found = [self.centre.follow(part, descent.full) for part in parts]
         whole, *halves = found if descent.batch_size is not None else (subset, *found)
         sizes = [part.problem.f0.shape[0] / count for part in parts]
-        lines.kernels += math.ceil(np.dot(sizes, [part.kernels for part in parts]))
+        linearizer.kernels += math.ceil(np.dot(sizes, [part.kernels for part in parts]))
         unseen = [half.test_loss for half in halves if half.test_loss is not None]
         scale = time_scale(
             np.asarray(whole.loss),
@@ -316,9 +316,9 @@ class Scaled(Dynamics):
             products=subset.products + math.ceil(np.dot(sizes, [one.products for one in found])),
         )
 
-    def rates(self, lines: Linearizer, descent: Descent) -> tuple[float, Rates | None]:
+    def rates(self, linearizer: Linearizer, descent: Descent) -> tuple[float, Rates | None]:
         """See `Dynamics`: those of the given samples."""
-        return self.centre.rates(lines, descent)
+        return self.centre.rates(linearizer, descent)
 
     def is_stable(self, path: Path, rates: Rates | None, descent: Descent) -> bool:
         """See `Dynamics`: that of the given samples, and representable halves."""
