@@ -29,7 +29,7 @@ Report = Callable[[str, int, int], None]
 
 
 class OneLine(TyperGroup):
-    """Commands whose refusal of an argument is one line on standard error, too."""
+    """Commands that report a bad argument in one line on standard error."""
 
     def main(self, *args: Any, standalone_mode: bool = True, **options: Any) -> Any:
         """Run, and leave with 0 for good, 2 for bad input, 1 for anything else."""
@@ -40,20 +40,20 @@ class OneLine(TyperGroup):
         except typer.Abort:
             sys.exit(1)
         except Exception as problem:
-            words = getattr(problem, "format_message", None)  # what a parser raises
-            if words is None:
+            format_message = getattr(problem, "format_message", None)  # of a parser's error
+            if format_message is None:
                 raise
             if type(problem).__name__ == "NoArgsIsHelpError":
-                print(words())
+                print(format_message())
             else:
-                print(_one_line(words()), file=sys.stderr)
+                print(_one_line(format_message()), file=sys.stderr)
             sys.exit(2)
         sys.exit(code if isinstance(code, int) else 0)
 
 
 @dataclasses.dataclass(frozen=True)
 class Shell:
-    """How a command talks: to a person or a program, with more or fewer words, into a folder.
+    """The output of a command: tables or JSON, verbosity, and a folder for files.
 
     Attributes:
         output: the folder for files, or None.
@@ -202,11 +202,7 @@ def _json(values: Any) -> str:
     text = json.dumps(values, indent=1, allow_nan=False)
     # Finds lists of numbers alone: strings bring quotes, lists and dictionaries brackets. Inside a
     # string nothing is found, as JSON writes the end of a line there as two characters.
-    return re.sub(r"\[\n[^][{}\"]*\]", lambda found: _on_one_line(found[0]), text)
-
-
-def _on_one_line(numbers: str) -> str:
-    return f"[{' '.join(numbers[1:-1].split())}]"
+    return re.sub(r"\[\n[^][{}\"]*\]", lambda m: f"[{' '.join(m[0][1:-1].split())}]", text)
 
 
 def _one_line(message: str) -> str:

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from jaxttp._core.process import versions
 from jaxttp._core.xla_cpu.threads import decompose
-from jaxttp.cli._options import FORECAST, GOALS, TASK, TRAINING, Given, takes
+from jaxttp.cli._options import FORECAST, GOALS, TASK, TRAINING, Options, takes
 from jaxttp.cli._shell import say
 from jaxttp.cli._tables import table
 from jaxttp.ntk import empirical_ntk
@@ -150,9 +150,9 @@ KNOWN_ANSWERS: dict[str, Callable[[], float]] = {
 
 
 @takes(TASK, TRAINING, GOALS, FORECAST, "no_cache")
-def doctor(given: Given) -> None:
+def doctor(options: Options) -> None:
     """Versions, devices, and small computations against known answers; exit status 0 or 1."""
-    shell = dataclasses.replace(given.shell, cache=False)  # what is compiled here and now
+    shell = dataclasses.replace(options.shell, cache=False)  # what is compiled here and now
     with shell.work() as report:
         rows = []
         for k, (name, ask) in enumerate(KNOWN_ANSWERS.items()):
