@@ -11,14 +11,7 @@ from typing import Any, NoReturn
 
 import typer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import Progress, TimeElapsedColumn
 from typer.core import TyperGroup
 
 from jaxttp._core.files import replaced
@@ -166,14 +159,7 @@ def say(console: Console, *lines: str | None) -> None:
 @contextlib.contextmanager
 def _progress_bar(*, silent: bool) -> Iterator[Report]:
     """A bar with the time that is left, on standard error, for people only."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
+    columns = (*Progress.get_default_columns(), TimeElapsedColumn())
     # A console calls itself a terminal under FORCE_COLOR.
     silent = silent or not sys.stderr.isatty()
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=silent) as bar:
