@@ -38,9 +38,9 @@ def conditioning(options: Options) -> None:
 
     shell, sweep, network = options.shell, options["sweep"], options["network"]
     with shell.work() as report:
-        for name in ("values", "seeds"):
-            hint = "it is for --sweep, a parameter to vary"
-            check_used(name, options[name], sweep is not None, hint)
+        hint = "it is for --sweep, a parameter to vary"
+        check_used("values", options["values"], sweep is not None, hint)
+        check_used("seeds", options["seeds"], sweep is not None, hint)
         if sweep == "alpha" and network == "linear":
             network = "leaky_relu"  # the only network that has a slope
         settings = options.make(ConditionSettings, network=network)
@@ -48,8 +48,8 @@ def conditioning(options: Options) -> None:
         result, sweep_result = condition(settings), None
         if sweep is not None:
             report(f"sweep over {sweep}", 0, 1)
-            seeds = 3 if options["seeds"] is None else options["seeds"]
-            sweep_result = condition_sweep(settings, sweep, options["values"], seeds=seeds)
+            seeds = {} if options["seeds"] is None else {"seeds": options["seeds"]}
+            sweep_result = condition_sweep(settings, sweep, options["values"], **seeds)
     plain = result.to_json() | {"sweep": sweep_result and sweep_to_json(sweep_result)}
     files = {"conditioning.png": figure(result.plot)}
     if sweep_result is not None:
@@ -69,13 +69,12 @@ def _print(console: Console, result: Any, sweep_result: Any) -> None:
     rows.add_row("largest eigenvalue", f"{float(condition.largest):.4g}")
     rows.add_row("smallest that counts", f"{float(condition.smallest):.4g}")
     generic = "" if result.generic_rank is None else f" (generic: {result.generic_rank})"
-    rows.add_row(
-        "rank", f"{'not known' if condition.rank is None else int(condition.rank)}{generic}"
-    )
-    for name in ("rank_below", "rank_above"):
-        value = float(getattr(condition, name))
-        if not math.isnan(value):  # not known from the ends of a spectrum
-            rows.add_row("at rank - 1" if name == "rank_below" else "at rank + 1", f"{value:.4g}")
+    rank = "not known" if condition.rank is None else int(condition.rank)
+    rows.add_row("rank", f"{rank}{generic}")
+    neighbors = {"at rank - 1": condition.rank_below, "at rank + 1": condition.rank_above}
+    for label, value in neighbors.items():
+        if not math.isnan(float(value)):  # not known from the ends of a spectrum
+            rows.add_row(label, f"{float(value):.4g}")
     rows.add_row("contraction of a step", f"{result.contraction:.6f}")
     rows.add_row(f"steps to {result.settings.accuracy:g}", f"{result.steps:.4g}")
     console.print(rows)

@@ -41,18 +41,15 @@ def predict(options: Options) -> None:
         problem = None if stable else f"{message}; choose a smaller learning rate."
 
     def show(console: Console) -> None:
-        if text is not None:
-            say(console, *str(result).splitlines())
-        else:
-            _print(console, result)
+        _print(console, result) if text is None else say(console, str(result))
 
     files = {"prediction.png": figure(result.plot)}
     shell.deliver("prediction", result.to_json(), show, files, problem=problem)
 
 
 def _print(console: Console, result: Any) -> None:
-    prediction, run, task = result.prediction, result.run, result.task
-    say(console, task.description, task.note)
+    prediction, run = result.prediction, result.run
+    say(console, str(result.task))
     if (total := result.settings.total_samples) is not None:
         console.print(f"for {total:,} samples, read off these and their halves")
     real = [] if run is None else ["real steps", "real seconds"]
@@ -67,10 +64,8 @@ def _print(console: Console, result: Any) -> None:
     row += [] if run is None else [str(horizon), seconds_text(run.seconds)]
     rows.add_row("all steps", *row)
     console.print(rows)
-    for name, error, scale in (
-        ("loss", prediction.end_in_doubt, prediction.scale),
-        ("error", "", ""),
-    ):
+    for name in ("loss", "error"):
+        error, scale = (prediction.end_in_doubt, prediction.scale) if name == "loss" else ("", "")
         predicted = f"predicted {float(getattr(prediction, name)[-1]):.4g}{error}"
         real = "" if run is None else f", real {float(getattr(run, name)[-1]):.4g}"
         console.print(f"final {name}: {predicted}{real}{scale}")

@@ -85,10 +85,10 @@ class Comparison:
 
     def __str__(self) -> str:
         sweep, width = self.sweep, max(map(len, self.names))
-        goals = (*sweep.thresholds, *sweep.targets)
-        lines = [f"Starting points, steps to {', '.join(sweep.goal(goal) for goal in goals)}:"]
+        targets = (*sweep.thresholds, *sweep.targets)
+        lines = [f"Starting points, steps to {', '.join(map(sweep.goal, targets))}:"]
         for i, (name, why) in enumerate(zip(self.names, self.explanations, strict=True)):
-            times = ", ".join(sweep.time_words(i, goal) for goal in goals)
+            times = ", ".join(sweep.time_words(i, target) for target in targets)
             seconds = sweep.step_seconds
             timed = "" if seconds is None else f", {readable_time(float(seconds[i]))} a step"
             lines.append(
@@ -98,12 +98,12 @@ class Comparison:
             )
             if sweep.warnings.get(i) is not None:
                 lines.append(wrapped(f"    warning: {sweep.warnings[i]}", 11))
-        words = (
+        notes = (
             "speed: fraction of the fastest descent that the labels get; leading: fraction of "
             "their gradient along the 10 leading eigenvectors",
             f"cost: the FLOPs of {sweep.trainings:.2g} training runs of one start",
         )
-        return "\n".join([*lines, *(wrapped(f"  {line}", 2) for line in words)])
+        return "\n".join([*lines, *(wrapped(f"  {line}", 2) for line in notes)])
 
     plot, _repr_html_, __repr__ = RESULT
 
@@ -185,9 +185,9 @@ def compare(  # noqa: PLR0913
         >>> y = (x[:, 0] > 0).astype(int)
         >>> f = lambda w, x: jnp.tanh(x @ w["a"]) @ w["b"]
         >>> w = {"a": jnp.eye(3), "b": jnp.eye(3)[:, :2]}
-        >>> found = compare({"all": Candidate(f, w), "head": Candidate(f, w, lambda p: p == "b")},
+        >>> result = compare({"all": Candidate(f, w), "head": Candidate(f, w, lambda p: p == "b")},
         ...                 x, y, steps=40, time_steps=False, relinearize=0)
-        >>> sorted(found.names), found.sweep.steps.shape
+        >>> sorted(result.names), result.sweep.steps.shape
         (['all', 'head'], (2, 2))
 
     Source:

@@ -134,8 +134,8 @@ class Online:
         >>> watch = Online(*model, x, y, setting)
         >>> run = jaxttp.train(*model, x, y, loss="cross_entropy", optimizer=setting.optimizer(),
         ...                    steps=15, callback=watch)
-        >>> found = watch.forecast()
-        >>> found.at, sorted(found.steps)
+        >>> result = watch.forecast()
+        >>> result.at, sorted(result.steps)
         (15, [0.01, 0.1, 0.4])
 
     Source:

@@ -14,12 +14,12 @@ import optax
 from jaxtyping import Array
 
 from jaxttp._core.checks import check_instance
-from jaxttp._core.progress import Stopwatch, stopwatch
+from jaxttp._core.progress import stopwatch
 from jaxttp._core.types import ApplyFn, Params, Progress, count, split_trainable
 from jaxttp.adapters.inputs import check_network, check_samples
 from jaxttp.dynamics._network import promote
 from jaxttp.forecast.cost import Price, check_budget, suited
-from jaxttp.forecast.methods.base import Dynamics, Linearizer, Path, recur
+from jaxttp.forecast.methods.base import Dynamics, Linearizer, recur
 from jaxttp.forecast.methods.linear import Recursion
 from jaxttp.forecast.options import (
     Keywords,
@@ -247,9 +247,9 @@ def forecast_training(
         >>> problem = Problem.of(lambda w, x: jnp.tanh(x @ w), jnp.zeros((3, 2)), x,
         ...                      (x[:, 0] > 0).astype(int))
         >>> descent = Descent.of(learning_rate=1.0, steps=40, batch_size=5, key=jax.random.key(1))
-        >>> found = forecast_training(problem, descent, rule=Rule((0.4,), kind="absolute"),
+        >>> result = forecast_training(problem, descent, rule=Rule((0.4,), kind="absolute"),
         ...                           dynamics=Noisy(paths=8, centre=Relinearized(2)))
-        >>> found.cost.kernels, len(found.steps_band[0.4])
+        >>> result.cost.kernels, len(result.steps_band[0.4])
         (3, 2)
 
     Source:
@@ -305,7 +305,13 @@ def forecast_along(
         times = read_times(path, rule, **options)
         on_targets = read_targets(path, targets, rule.smooth, **options)
         band = loss_band(path, level, sketched)
-    cost = _cost(linearizer, descent, dynamics, path, watch)
+    price = Price.of(problem, descent, kernel, dynamics.trained_samples(problem))
+    kernels, passes = linearizer.kernels, path.gradient_evaluations + linearizer.passes
+    cost = Cost(
+        kernels, math.ceil(kernels * kernel.passes(problem) + passes),
+        watch.run_seconds, watch.compile_seconds,
+        price.forecast(kernels, passes, path.products), price.training,
+    )  # fmt: skip
     plain = {**descent.plain_values(), "relinearize": 0, **dynamics.plain_values()}
     plain |= {"loss": problem.loss.name, "protocol": descent.protocol}
     plain["sketch_dim"] = kernel.sketch_dim if isinstance(kernel, Sketched) else None
@@ -338,20 +344,6 @@ def forecast_along(
         frozen_from=path.frozen_from,
         error_kind=getattr((problem.whole or problem).loss.error, "__name__", "error"),
     )
-
-
-def _cost(
-    linearizer: Linearizer, descent: Descent, dynamics: Dynamics, path: Path, watch: Stopwatch
-) -> Cost:
-    """The cost of a forecast and of its training."""
-    problem, kernel, kernels = linearizer.problem, linearizer.estimator, linearizer.kernels
-    price = Price.of(problem, descent, kernel, dynamics.trained_samples(problem))
-    passes = path.gradient_evaluations + linearizer.passes
-    return Cost(
-        kernels, math.ceil(kernels * kernel.passes(problem) + passes),
-        watch.run_seconds, watch.compile_seconds,
-        price.forecast(kernels, passes, path.products), price.training,
-    )  # fmt: skip
 
 
 def _without_parts(linearizer: Linearizer, descent: Descent) -> tuple[Array, Array] | None:

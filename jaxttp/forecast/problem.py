@@ -84,16 +84,6 @@ def check_model(apply_fn: ApplyFn, params: Params, x: Any) -> tuple[ApplyFn, jax
     return rows, outputs
 
 
-def _check_kinds(x_test: Any, x: Any) -> None:
-    """Refuse test samples of other dtypes than the training samples."""
-    test, train = ([str(leaf.dtype) for leaf in jax.tree.leaves(v)] for v in (x_test, x))
-    if test != train:
-        raise ValueError(
-            f"x_test must hold numbers as x does; got {', '.join(test)}, and in "
-            f"x {', '.join(train)}: convert one of them."
-        )
-
-
 @contextlib.contextmanager
 def _about_y(name: str) -> Iterator[None]:
     """Errors about labels name the argument that holds them in place of y."""
@@ -220,7 +210,12 @@ class Problem:
             x_test = check_samples(names.format("x_test"), x_test)
             check_finite(names.format("x_test"), x_test)
             x_test = promote_samples(x_test) if promoted else x_test
-            _check_kinds(x_test, x)
+            dtypes, own = ([str(leaf.dtype) for leaf in jax.tree.leaves(v)] for v in (x, x_test))
+            if own != dtypes:
+                raise ValueError(
+                    f"x_test must hold numbers as x does; got {', '.join(own)}, and in "
+                    f"x {', '.join(dtypes)}: convert one of them."
+                )
             on_test = as_rows(original, params, x_test)[1]
             if on_test.shape[1:] != outputs.shape[1:]:
                 raise ValueError(

@@ -266,8 +266,8 @@ def race(
         >>> x = jnp.stack([jnp.linspace(-1, 1, 20), jnp.ones(20)], axis=1)
         >>> y = (x[:, 0] > 0).astype(int)
         >>> settings = grid(learning_rate=(0.1, 1.0), momentum=(0.0, 0.9), steps=50)
-        >>> found = race(lambda w, x: x @ w, jnp.zeros((2, 2)), x, y, settings, target_loss=0.3)
-        >>> str(found.settings[found.best()]), int(found.times[found.best()])
+        >>> result = race(lambda w, x: x @ w, jnp.zeros((2, 2)), x, y, settings, target_loss=0.3)
+        >>> str(result.settings[result.best()]), int(result.times[result.best()])
         ('rate 1, momentum 0.9', 3)
 
     Source:
@@ -326,8 +326,8 @@ def race_starts(
         >>> linear = lambda w, x: x @ w
         >>> weights = {"zero": jnp.zeros((2, 2)), "near": jnp.array([[-2.0, 2.0], [0.0, 0.0]])}
         >>> starts = {name: Candidate(linear, w) for name, w in weights.items()}
-        >>> found = race_starts(starts, x, y, grid(learning_rate=(0.1, 1.0)), target_loss=0.15)
-        >>> found.order, str(found.settings[found.best()])
+        >>> result = race_starts(starts, x, y, grid(learning_rate=(0.1, 1.0)), target_loss=0.15)
+        >>> result.order, str(result.settings[result.best()])
         (('near', 'zero'), 'rate 1')
 
     Source:
@@ -361,8 +361,26 @@ def race_starts(
                 steps[kind] = TrainingStep(problem.network, problem.loss, optimizer)
             runners.append(Runner(setting, problem, indices, goal, steps[kind]))
     _halve(runners, horizon, progress)
-    names = tuple(name for name in problems for _ in settings if name)  # `race` has no name
-    return _result(settings * len(problems), goal, runners, names)
+    for problem in problems.values():
+        # All settings see the same batches: one finite run shows that all gradients are finite.
+        own = (runner for runner in runners if runner.problem is problem)
+        problem.check_gradients(max(own, key=lambda runner: (runner.done, runner.finite)).losses)
+    fraction = (batch_size or count(x)) / count(x)
+    spent = sum(runner.done * fraction + runner.looks / STEP for runner in runners)
+    times = np.array([-1 if runner.arrival is None else runner.arrival for runner in runners])
+    notes = tuple(dict.fromkeys(n for problem in problems.values() for n in problem.notes))
+    result = Race(
+        settings * len(problems), goal, times,
+        tuple(np.array(runner.losses) for runner in runners),
+        tuple(np.array(runner.at) for runner in runners),
+        float(spent / (horizon * fraction)), None, notes,
+        tuple(name for name in problems for _ in settings if name),  # `race` has no name
+    )  # fmt: skip
+    for i in result.places():
+        if runners[i].finite and runners[i].weights is not None:
+            params = runners[i].problem.restore(runners[i].weights)
+            return dataclasses.replace(result, params=params)
+    return result
 
 
 @dataclasses.dataclass(eq=False)
@@ -489,32 +507,3 @@ def _halve(runners: Sequence[Runner], steps: int, progress: Progress | None) -> 
         for runner in alive[kept:]:
             runner.weights = runner.state = None
         alive = alive[:kept]
-
-
-def _result(
-    settings: tuple[Hyperparameters, ...],
-    goal: Target | None,
-    runners: Sequence[Runner],
-    starts: tuple[str, ...],
-) -> Race:
-    problems = list({id(runner.problem): runner.problem for runner in runners}.values())
-    for problem in problems:
-        # All settings see the same batches: one finite run shows that all gradients are finite.
-        own = (runner for runner in runners if runner.problem is problem)
-        problem.check_gradients(max(own, key=lambda runner: (runner.done, runner.finite)).losses)
-    samples, setting = len(problems[0].f0), settings[0]
-    fraction = (setting.batch_size or samples) / samples
-    spent = sum(runner.done * fraction + runner.looks / STEP for runner in runners)
-    times = np.array([-1 if runner.arrival is None else runner.arrival for runner in runners])
-    race = Race(
-        settings, goal, times,
-        tuple(np.array(runner.losses) for runner in runners),
-        tuple(np.array(runner.at) for runner in runners),
-        float(spent / (setting.steps * fraction)), None,
-        tuple(dict.fromkeys(note for problem in problems for note in problem.notes)), starts,
-    )  # fmt: skip
-    for i in race.places():
-        if runners[i].finite and runners[i].weights is not None:
-            params = runners[i].problem.restore(runners[i].weights)
-            return dataclasses.replace(race, params=params)
-    return race

@@ -42,7 +42,7 @@ class Rates(NamedTuple):
         return np.flatnonzero(self.fractions >= 1)
 
     @property
-    def known(self) -> bool:
+    def is_finite(self) -> bool:
         """Whether there are numbers for the rate and its limit."""
         return bool(np.isfinite(self.rates[self.peak]) and np.isfinite(self.limit))
 
@@ -100,9 +100,9 @@ def stability_message(
     comes_down = f"the predicted loss comes down from {highest:.3g} to {last:.3g}"
     if rates is None or not len(rates.above):
         batches = "" if batch_size is None else f" with batches of {batch_size}"
-        way = f", before {comes_down}" if last < first else ""
-        return f"diverges{batches}: the predicted loss rises from {first:.3g} to {highest:.3g}{way}"
-    if rates.constant and rates.known and highest > RISE * first:
+        end = f", before {comes_down}" if last < first else ""
+        return f"diverges{batches}: the predicted loss rises from {first:.3g} to {highest:.3g}{end}"
+    if rates.constant and rates.is_finite and highest > RISE * first:
         return f"diverges above η = {rates.limit:.4g} (learning rate {float(rates.rates[0]):g})"
     though = f", though {comes_down}" if last < first else ""
     return f"{_above(rates)}; the real network may not survive it{though}"
@@ -116,7 +116,7 @@ def _stable(rates: Rates | None, batch_size: int | None) -> str:
         return f"stable with kernels rebuilt, though {_above(rates, ' at the start')}"
     if not fraction > 1e-30:
         return "stable; without curvature no learning rate is too large"
-    if not rates.known:
+    if not rates.is_finite:
         return f"stable; its largest step is {fraction:.2g} of the largest stable one"
     peak = "" if rates.constant else f" at peak rate {float(rates.rates[rates.peak]):.4g}"
     whose = " for full batches" if batch_size is not None else ""
@@ -126,12 +126,12 @@ def _stable(rates: Rates | None, batch_size: int | None) -> str:
 def _above(rates: Rates, where: str = "") -> str:
     """By how much, and when, the rates are beyond their limit."""
     fraction, above = float(rates.fractions[rates.peak]), rates.above
-    what, of = "its largest step", "the largest stable one"
-    if rates.known:
-        which = "learning" if rates.constant else "peak"
-        what, of = f"{which} rate {rates.rates[rates.peak]:.3g}", f"the limit {rates.limit:.3g}"
+    rate, limit = "its largest step", "the largest stable one"
+    if rates.is_finite:
+        kind = "learning" if rates.constant else "peak"
+        rate, limit = f"{kind} rate {rates.rates[rates.peak]:.3g}", f"the limit {rates.limit:.3g}"
     begin, end = int(above[0]), int(above[-1]) + 1
     when = f" from step {begin}" if begin else ""
     when += f" until step {end}" if end < len(rates.fractions) else ""
     times = f"{fraction:.2g} times" if fraction < 100 else f"{fraction:.0f} times"
-    return f"{what} is {times} {of}{where}{when}"
+    return f"{rate} is {times} {limit}{where}{when}"

@@ -639,9 +639,7 @@ def overfitting(
 
 
 def _between(at: np.ndarray, values: np.ndarray, every: np.ndarray) -> np.ndarray:
-    """A curve through points, level where they end before it does."""
-    if len(at) == 1:
-        return np.full(len(every), values[0])
+    """A curve through points, constant after the last."""
     from scipy.interpolate import PchipInterpolator  # here: a fifth of the time of all imports
 
     return PchipInterpolator(at, values)(np.minimum(every, at[-1]))
@@ -710,10 +708,10 @@ def stale_gradient_forecast(
         >>> table = jnp.zeros((5, 5))
         >>> x = jnp.arange(240).reshape(60, 4) % 5
         >>> y = (x + 1) % 5
-        >>> found = stale_gradient_forecast(
+        >>> result = stale_gradient_forecast(
         ...     lambda w, x: w[x], table, x, y, x_watched=x[:4], y_watched=y[:4], steps=200,
         ...     optimizer=optax.adam(0.02), batch_size=6, key=jax.random.key(0))
-        >>> found.loss.shape, bool(found.loss[-1] < found.loss[0]), found.fraction <= 0.2
+        >>> result.loss.shape, bool(result.loss[-1] < result.loss[0]), result.fraction <= 0.2
         ((201,), True, True)
 
     Source:

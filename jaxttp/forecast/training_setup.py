@@ -87,9 +87,9 @@ class Descent:
             False
         """
         if (learning_rate is None) == (optimizer is None):
-            number = "neither" if learning_rate is None else "both"
+            got = "neither" if learning_rate is None else "both"
             raise ValueError(
-                f"give exactly one of learning_rate and optimizer; got {number}. "
+                f"give exactly one of learning_rate and optimizer; got {got}. "
                 "learning_rate=0.1 is optimizer=optax.sgd(0.1)."
             )
         check_known(learning_rate=learning_rate, momentum=momentum, key=key)
@@ -164,13 +164,9 @@ class Descent:
 
     def plain_values(self) -> dict[str, Any]:
         """Plain values, as a result keeps them."""
-        return {
-            "learning_rate": self.learning_rate,
-            "momentum": self.momentum,
-            "batch_size": self.batch_size,
-            "optimizer": None if self.is_plain else "optax",
-            "steps": self.steps,
-        }
+        names = ("learning_rate", "momentum", "batch_size", "steps")
+        values = {name: getattr(self, name) for name in names}
+        return values | {"optimizer": None if self.is_plain else "optax"}
 
     def spent_rates(self) -> np.ndarray | None:
         """The learning rates (T,) of a schedule; None for a constant rate, or without any."""

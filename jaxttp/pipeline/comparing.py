@@ -131,8 +131,8 @@ def compare_task(
 
     Example:
         >>> small = Settings(data="wine", samples_per_class=4, steps=20, relinearize=0)
-        >>> _, found = compare_task(small, ("all", "head"), time_steps=False)
-        >>> len(found.names)
+        >>> _, result = compare_task(small, ("all", "head"), time_steps=False)
+        >>> len(result.names)
         2
     """
     goals = "starting points are compared by the same loss, target_loss, for all"

@@ -179,8 +179,8 @@ def condition(settings: ConditionSettings) -> Conditioning:
         ValueError: unknown names, sizes out of range.
 
     Example:
-        >>> found = condition(ConditionSettings(data="wine", width=40))
-        >>> float(found.condition.value) <= found.bounds["convex"] <= found.bounds["maximum"]
+        >>> result = condition(ConditionSettings(data="wine", width=40))
+        >>> float(result.condition.value) <= result.bounds["convex"] <= result.bounds["maximum"]
         True
     """
     build = {"linear": _linear, "leaky_relu": _leaky_relu, "mlp": _mlp}

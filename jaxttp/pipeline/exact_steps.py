@@ -170,8 +170,8 @@ def gauss_newton_task(settings: StepSettings, *, progress: Progress | None = Non
 
     Example:
         >>> small = StepSettings(data="wine", samples_per_class=5, steps=3, bottleneck=32)
-        >>> found = gauss_newton_task(small)
-        >>> found.loss.shape, found.stable
+        >>> result = gauss_newton_task(small)
+        >>> result.loss.shape, result.stable
         ((4,), True)
 
     Source:

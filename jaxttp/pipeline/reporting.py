@@ -97,8 +97,8 @@ def task_spectrum(
         ValueError: whatever `build_task` refuses.
 
     Example:
-        >>> found = task_spectrum(Settings(data="wine", samples_per_class=4))
-        >>> found.values.shape, round(float(found.residual.sum()), 6)
+        >>> result = task_spectrum(Settings(data="wine", samples_per_class=4))
+        >>> result.values.shape, round(float(result.residual.sum()), 6)
         ((36,), 1.0)
 
     Source:

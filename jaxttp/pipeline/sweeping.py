@@ -215,8 +215,8 @@ def race_task(
 
     Example:
         >>> small = Settings(data="wine", samples_per_class=4, steps=20, target_loss=(0.5,))
-        >>> _, found = race_task(small, Choices(learning_rates=(0.03, 0.3), momenta=(0.0,)))
-        >>> str(found.settings[found.ranking()[0]])
+        >>> _, result = race_task(small, Choices(learning_rates=(0.03, 0.3), momenta=(0.0,)))
+        >>> str(result.settings[result.ranking()[0]])
         'rate 0.3'
     """
     unused = ("relinearize", "sketch_dim", "thresholds", "metric", "target_error", "mesh")
