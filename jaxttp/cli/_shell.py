@@ -107,11 +107,10 @@ class Shell:
         """
         with whole():
             written = []
+            if name is not None:
+                files = {f"{name}.json": lambda path: write_json(path, values), **files}
             if self.output is not None:
                 try:
-                    if name is not None:
-                        written.append(self.output / f"{name}.json")
-                        write_json(written[0], values)
                     for file, write in files.items():
                         written.append(self.output / file)
                         write(written[-1])

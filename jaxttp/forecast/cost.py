@@ -15,7 +15,6 @@ import jax
 import numpy as np
 from jaxtyping import Array
 
-from jaxttp._core.checks import check_number
 from jaxttp.forecast.methods.base import Dynamics
 from jaxttp.forecast.methods.linear import Linear, Noisy, Recursion
 from jaxttp.forecast.methods.relinearized import MOST, Relinearized
@@ -194,12 +193,6 @@ class ForecastPlan:
         if self.operations > self.training:
             message += "; training itself costs less"
         return message
-
-
-def check_budget(budget: float | str) -> None:
-    """Refuse what is neither "auto" nor a fraction above 0."""
-    if budget != "auto":
-        check_number("budget", budget, above=0.0, hint="A tenth of the training is 0.1.")
 
 
 def plan_forecast(

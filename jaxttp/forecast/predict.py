@@ -13,12 +13,12 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
-from jaxttp._core.checks import check_instance
+from jaxttp._core.checks import check_instance, check_number
 from jaxttp._core.progress import stopwatch
 from jaxttp._core.types import ApplyFn, Params, Progress, count, split_trainable
 from jaxttp.adapters.inputs import check_network, check_samples
 from jaxttp.dynamics._network import promote
-from jaxttp.forecast.cost import Price, check_budget, suited
+from jaxttp.forecast.cost import Price, suited
 from jaxttp.forecast.methods.base import Dynamics, Linearizer, recur
 from jaxttp.forecast.methods.linear import Recursion
 from jaxttp.forecast.options import (
@@ -173,7 +173,8 @@ def predict_training_time(  # noqa: PLR0913
         batch_size=batch_size, protocol=protocol, key=key,
     )  # fmt: skip
     estimator = choose_kernel(sketch_dim, key, kernel_batch_size, max_bytes, kernel, mesh)
-    check_budget(budget)
+    if budget != "auto":
+        check_number("budget", budget, above=0.0, hint="A tenth of the training is 0.1.")
     reading = Rule.of(thresholds, rule, metric, smooth, window, steps=steps)
     targets = targets_of(
         target_loss, target_error, target_test_loss, target_test_error, **_curves(x_test)
