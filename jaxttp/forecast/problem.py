@@ -1,4 +1,4 @@
-"""A network and data, looked at once: what every forecast starts from."""
+"""A network and data, checked and evaluated once for a forecast."""
 
 import contextlib
 import dataclasses
@@ -59,7 +59,7 @@ def _medians(paths: Array, targets: Array, loss: Loss) -> tuple[Array, Array]:
 
 
 def check_model(apply_fn: ApplyFn, params: Params, x: Any) -> tuple[ApplyFn, jax.ShapeDtypeStruct]:
-    """A network that is fit for a forecast, and what it returns, from shapes alone.
+    """Check a network for a forecast, from shapes alone.
 
     Args:
         apply_fn: ``(params, x) -> outputs (N, C)``, or (N, T, V).
@@ -112,11 +112,11 @@ class Problem:
         f0_test: their outputs before training (M, C), or None.
         targets_test: their targets, or None.
         loss_test: the loss on them, or None.
-        labels: `y`, for others to encode: labels of tokens know how many outputs a token has.
-        notes: how the network is evaluated, where that is not as it was given: layers put into
-            evaluation mode, parameters promoted from half precision.
-        whole: the problem with all C outputs, where this is one of their C - 1 centered logits.
-        origin: the problem of all training samples, where this is of some of them.
+        labels: `y`; labels of tokens know how many outputs a token has.
+        notes: changes in how the network is evaluated: layers put into evaluation mode, parameters
+            promoted from half precision.
+        whole: the problem with all C outputs, for a problem of C - 1 centered logits.
+        origin: the problem of all training samples, for a problem of some of them.
     """
 
     apply_fn: ApplyFn
@@ -166,7 +166,7 @@ class Problem:
             trainable: which parameters train, as in `empirical_ntk`; all of them when None.
             x_test: test samples (M, ...).
             y_test: their labels or targets; give both or neither.
-            names: how the arguments are called in errors, "{}" standing for a name.
+            names: format of argument names in errors, "{}" stands for a name.
 
         Raises:
             ValueError: see `jaxttp.predict_training_time`.
@@ -350,7 +350,7 @@ class Candidate:
         apply_fn: ``(params, x) -> outputs (N, C)``, in evaluation mode.
         params: pytree of floating-point arrays.
         trainable: which parameters train, as in `empirical_ntk`; all of them when None.
-        x: the same training samples as this network wants them (N, ...), such as images of another
+        x: the same training samples in this network's form (N, ...), such as images of another
             size; those of all when None.
     """
 

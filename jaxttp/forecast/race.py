@@ -223,36 +223,35 @@ def race(
     trainable: Any = None,
     progress: Progress | None = None,
 ) -> Race:
-    """Train settings by successive halving until the first is at a loss; `params` are not changed.
+    """Train settings by successive halving until the first reaches a loss.
 
-    What trains is `apply_fn`, in evaluation mode where an adapter made it: BatchNorm on its running
-    averages, no dropout (`Race.notes`). The first of all ends it; for the best setting of each
-    algorithm race them apart.
+    `apply_fn` trains in the mode in which it is given: adapters put BatchNorm on its running
+    averages and switch dropout off (`Race.notes`). `params` are not changed. The first setting that
+    reaches the loss ends the race; for the best setting of each algorithm race them separately.
 
-    This is what `sweep` is not: a training. It sees what one kernel cannot (high rates, curvature
-    that grows, noise), and costs a few trainings for dozens of settings: less than the sweep where
-    a network is small, more where a forecast costs a thirtieth of a training.
+    Unlike `sweep` a race trains. It includes the effects of high rates, growing curvature and
+    noise, and costs a few training runs for dozens of settings: less than a sweep for small
+    networks, more where a forecast costs 3 % of a training run.
 
     Args:
         apply_fn: ``(params, x) -> outputs (N, C)``, in evaluation mode.
         params: pytree of floating-point arrays, the weights before training.
         x: training samples (N, ...), an array or a pytree of arrays with N rows each.
         y: integer labels (N,) or targets (N, C).
-        settings: what starts; `grid` makes combinations, of any algorithms. They share loss, batch
-            size and horizon.
-        target_loss: the loss on the training samples to get to, above 0; without it those that are
-            left train to the horizon, and the lowest loss there wins.
-        key: a `jax.random.key` for the batches, needed where there are some; all settings see the
-            same ones.
+        settings: all that start; `grid` makes combinations, of any algorithms. They share loss,
+            batch size and horizon.
+        target_loss: the goal, a loss on the training samples above 0; when None the remaining
+            settings train to the horizon, and the lowest loss there wins.
+        key: a `jax.random.key` for the batches, which all settings share.
         protocol: how batches are drawn, see `jaxttp.dynamics.batch_indices`.
         trainable: which parameters train, as in `empirical_ntk`; all of them when None.
         progress: called with (stage, settings done, settings in all).
 
     Returns:
-        A `Race`. Weights and velocities of all that are in the race are held at a time. With
-        batches the loss on all samples is looked at where a rung ends and, as long as the batches
-        themselves are at no more than twice the goal, every N/(3 B) steps, so that to look costs as
-        much as to train; times are multiples of that.
+        A `Race`. Weights and velocities of all settings in the race are in memory at a time. With
+        batches the loss on all samples is evaluated at the end of a rung and, where the batches'
+        loss is at most twice the goal, every N/(3 B) steps, which costs as much as training; times
+        are multiples of that.
 
     Raises:
         ValueError: no settings, or of several losses, batch sizes or horizons; a target that is not
@@ -292,12 +291,11 @@ def race_starts(
     protocol: str | None = None,
     progress: Progress | None = None,
 ) -> Race:
-    """`race` for starting points: checkpoints, networks, what is trained, each by every setting.
+    """`race` for starting points: checkpoints, networks, sets of trained weights.
 
-    Which start is best depends on the rate that suits it, and a rate that suits is found with a few
-    steps: so every start begins with all settings, and what is slow is left out, start or rate.
-    `compare` forecasts instead, and says why; of networks that train in seconds this is the better
-    guide at a fraction of the cost.
+    The best start depends on its best rate, and a few steps suffice to find that rate. Every start
+    begins with all settings, and slow pairs are dropped. `compare` forecasts instead, and explains
+    the ranking; for networks that train in seconds a race is cheaper and more reliable.
 
     Args:
         candidates: starting points by name.

@@ -1,4 +1,4 @@
-"""The one verdict on stability: every step's rate against its limit, and the predicted loss."""
+"""Stability: every step's rate compared with its limit, and the predicted loss."""
 
 from typing import Any, NamedTuple
 
@@ -8,17 +8,17 @@ import optax
 from jaxttp.dynamics.stability import step_fractions, step_maps, step_rates
 
 RISE = 2.0
-"""A forecast whose loss comes to more than this multiple of its start is not called stable."""
+"""A forecast whose loss exceeds this multiple of its start is unstable."""
 
 
 class Rates(NamedTuple):
-    """Every step's rate beside the largest stable one.
+    """Every step's rate and its fraction of the largest stable rate.
 
     The limit is that of the optimizer at that step, with the curvature of the full batch before
     training.
 
     Attributes:
-        rates: learning rates (T,), or one for all steps; NaN where an optimizer has no such number.
+        rates: learning rates (T,), or one for all steps; NaN where an optimizer has none.
         fractions: rates over limits, of the same shape; 1 or more is not stable.
     """
 
@@ -27,7 +27,7 @@ class Rates(NamedTuple):
 
     @property
     def peak(self) -> int:
-        """The step that comes closest to its limit, or is the farthest beyond it."""
+        """The step with the largest fraction."""
         return int(np.argmax(self.fractions))
 
     @property
@@ -89,8 +89,8 @@ def stability_message(
 
     Args:
         loss: the predicted curve (T + 1,).
-        rates: every step's rate beside its limit, where that is known.
-        stable: the verdict.
+        rates: every step's rate and limit, where known.
+        stable: whether the forecast is stable.
         batch_size: of the forecast.
     """
     if stable:
@@ -124,7 +124,7 @@ def _stable(rates: Rates | None, batch_size: int | None) -> str:
 
 
 def _above(rates: Rates, where: str = "") -> str:
-    """By how much, and when, the rates are beyond their limit."""
+    """By how much, and when, the rates exceed their limit."""
     fraction, above = float(rates.fractions[rates.peak]), rates.above
     rate, limit = "its largest step", "the largest stable one"
     if rates.is_finite:

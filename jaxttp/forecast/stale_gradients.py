@@ -68,20 +68,19 @@ FORWARD = 1 / 3
 
 @dataclasses.dataclass(frozen=True)
 class Numbers:
-    """Numbers of the path and its correction.
+    """Constants of the path and its correction.
 
     Those of the correction were chosen on the tuning tasks of experiments/bench/lora_tasks.py.
 
     Attributes:
-        least: fraction of the largest step below which a step counts no less.
-        window: refreshes on either side over which weights are smoothed before their loss is taken.
-        width: of the Gaussian mean over refreshes, a standard deviation in refreshes.
-        cost: the loss that noise costs on the stale path, over the memory of a batch just learnt.
-        onset: refreshes after which it has built up, as the square of their number.
-        doubt: how far that correction is known, as a fraction of it.
-        lag: of what a path at a fraction of the rates may be behind: taken off, and its doubt.
-        coarse: what holds have to keep of what their gradients promise; a parabola's whole way
-            down is that.
+        least: least step size, as a fraction of the largest.
+        window: refreshes on either side over which weights are smoothed before their evaluation.
+        width: standard deviation of the Gaussian mean over refreshes, in refreshes.
+        cost: excess loss by noise on the stale path, over the memory of a batch just learned.
+        onset: refreshes over which this excess builds up, as 1 - exp(-(k/onset)^2).
+        doubt: relative error of that correction.
+        lag: fraction of the largest lag at reduced rates that is subtracted, and its error.
+        coarse: least `StaleGradientForecast.kept` of a bounded forecast: the minimum of a parabola.
         overfit: the loss that memorizing a sample costs others, over the gain on the sample.
     """
 
@@ -105,20 +104,19 @@ class StaleGradientForecast:
 
     Attributes:
         loss: of the watched sequences (T + 1,), interpolated between the points.
-        uncertainty: how far it may be off (T + 1,).
+        uncertainty: estimated error (T + 1,).
         at: the steps of the points (E,).
         stale: the loss along the path of stale gradients there (E,), before the correction.
-        memory: of a batch just learnt, there (E,).
+        memory: of a batch just learned, there (E,).
         refresh_steps: steps at which a gradient was taken (K,).
-        gradients: of one sample, that the forecast took; a way forward counts for a third.
+        gradients: of one sample, that the forecast took; a forward pass counts for a third.
         training_gradients: of one sample, that the training takes.
         diverged: whether the stale path rose above its start, on the watched samples and on the
             training's: its steps are too long, even at a fraction of the rates.
         rate_fraction: the fraction of the training's rates that was followed: 1, or 1/2, 1/4 ...
-            where a path at higher ones left.
-        kept: how far a batch's loss really fell while its gradient was reused, over what the
-            gradient promised: 1 where the loss is straight over a hold, 1/2 where a hold comes to
-            the lowest point of a parabola, less beyond it.
+            where a path at higher rates diverged.
+        kept: decrease of a batch's loss while its gradient was reused, over its linear prediction:
+            1 for a linear loss, 1/2 at the minimum of a parabola, less beyond.
     """
 
     loss: Float[np.ndarray, " t"]
@@ -158,10 +156,10 @@ class StaleGradientForecast:
 
     @property
     def is_bounded(self) -> bool:
-        """Whether `uncertainty` is all that is in doubt.
+        """Whether `uncertainty` bounds the error.
 
-        Not where the path was left, or gradients were reused for too long: then `warnings` doubts
-        the loss without saying by how much, and no range is printed.
+        False where the path diverged or gradients were reused for too long: then `warnings` has no
+        error estimate, and no range is printed.
         """
         return not self.diverged and self.kept >= BY.coarse
 
@@ -198,20 +196,19 @@ class StaleGradientForecast:
         return float(self.at[-1]) / len(self.refresh_steps)
 
     def level(self, threshold: float) -> float:
-        """The loss at which a fraction of the forecast drop is left."""
+        """The loss at which a fraction of the forecast decrease is left."""
         return float(self.loss[-1] + threshold * (self.loss[0] - self.loss[-1]))
 
     def between(self, level: float, off: float = 0.0) -> tuple[int, int]:
-        """When a loss is reached at the earliest and at the latest, by the uncertainty.
+        """The earliest and the latest step at which a loss is reached, by the uncertainty.
 
         Args:
             level: the loss to get below.
-            off: by how much that may be off itself, as a fraction of a drop whose end is uncertain.
+            off: the error of the level.
 
         Returns:
-            Two steps, the first at which the forecast less its uncertainty is below the level and
-            `off`, and that at which the forecast and its uncertainty are below the level less
-            `off`; -1 for not within the horizon, or where the path was left.
+            The first steps at which loss - uncertainty < level + off and at which
+            loss + uncertainty < level - off; -1 for none, or where the path diverged.
         """
         if self.diverged:
             return -1, -1
@@ -227,7 +224,7 @@ class StaleGradientForecast:
             rule: see `jaxttp.training_time`.
 
         Returns:
-            Steps for every threshold, -1 where the forecast never gets there, or left its path.
+            Steps for every threshold, -1 where the forecast never gets there or diverged.
         """
         reading = Rule.of(thresholds, rule, steps=len(self.loss) - 1)
         return reading.read(jnp.asarray(self.loss), None, reached=not self.diverged)
@@ -251,16 +248,15 @@ class StaleState(NamedTuple):
 
 @dataclasses.dataclass
 class Refresh:
-    """A step at which a gradient is taken, and what became of it.
+    """A step at which a gradient is taken, and the losses around it.
 
     Attributes:
         step: of the training.
         scale: the fraction of the optimizer's steps that is taken from here on.
         loss: of the watched samples, at weights smoothed over neighbours; None where not evaluated.
-        before: of its own batch before this was learnt; None at the end of the path.
-        fall: of that batch's loss by the next refresh, negative where it fell; None where not
-            looked.
-        promised: what its gradient makes of that change of the weights.
+        before: of its own batch before this was learned; None at the end of the path.
+        fall: change of that batch's loss by the next refresh; None where not evaluated.
+        promised: the same to first order, by its gradient.
     """
 
     step: int
@@ -272,7 +268,7 @@ class Refresh:
 
 
 class Training(NamedTuple):
-    """What is followed.
+    """A training run to follow.
 
     Attributes:
         network: ``(params, x) -> outputs (N, C)``.
@@ -298,19 +294,18 @@ def follow_stale(
     scale: float = 1.0,
     before: Sequence[Refresh] = (),
 ) -> tuple[list[Refresh], StaleState | None]:
-    """Run the optimizer, with a new gradient at every refresh alone, until it leaves its path.
+    """Run the optimizer with new gradients only at refreshes, until the path diverges.
 
     Args:
-        training: see there.
-        start: where.
+        training: what is followed.
+        start: the state at the first refresh.
         steps: of the refreshes (K + 1,), from the start to the end.
-        points: numbers of refreshes (E,) at which the watched loss is evaluated.
+        points: indices of refreshes (E,) at which the watched loss is evaluated.
         scale: the fraction of the optimizer's steps that is taken.
         before: the path up to the start.
 
     Returns:
-        The whole path, and where it left: the last point at which watched samples or the training's
-        own were not above their start. None where it did not.
+        The whole path, and, where it diverged, the state at the last good point, else None.
     """
     refreshes = [Refresh(int(step), scale) for step in steps]
     refreshes[0].loss = start.loss
@@ -356,7 +351,7 @@ def step_sizes(optimizer: optax.GradientTransformation, params: Params, steps: i
         steps: T.
 
     Returns:
-        Sizes in (0, 1]; ones where they cannot be told.
+        Sizes in (0, 1]; ones where they cannot be computed.
 
     Example:
         >>> step_sizes(optax.sgd(optax.linear_schedule(1.0, 0.5, 2)), 0.0, 3).tolist()
@@ -474,10 +469,10 @@ def watcher(
 def has_left(own: np.ndarray, point: int, loss: float, first: Refresh) -> bool:
     """Whether a path is above its start at a point, on the watched samples and on its own batches.
 
-    The former alone is a network that overfits its samples.
+    On the watched samples alone it would be overfitting.
 
     Args:
-        own: every refresh's loss on its own batch, as far as it is known (K,).
+        own: every refresh's loss on its own batch, so far (K,).
         point: the number of a refresh.
         loss: of the watched samples there.
         first: the first refresh of the training.
@@ -674,9 +669,8 @@ def stale_gradient_forecast(
 ) -> StaleGradientForecast:
     """The loss curve of a fine-tuning with many outputs, from a fraction of its gradients.
 
-    This is an integrator with few right-hand sides, and it does step the network's weights, along
-    its own path: of the steps between two refreshes only the first has a gradient of its own. What
-    that costs is counted, and kept within `fraction`; the module says what is done.
+    The forecast steps the network's weights along its own path. Between two refreshes all steps
+    reuse one gradient. Its cost in gradients is at most `fraction`; the module describes the method.
 
     Args:
         apply_fn: ``(params, x) -> outputs (N, C)``, or logits of tokens (N, T, V).
@@ -700,7 +694,7 @@ def stale_gradient_forecast(
         A `StaleGradientForecast`.
 
     Raises:
-        ValueError: a share that affords fewer than 24 refreshes beside the points of the curve;
+        ValueError: a fraction that affords fewer than 24 refreshes besides the points of the curve;
             steps, batches, labels or an optimizer that do not fit; gradients that are not finite.
 
     Example:
@@ -825,7 +819,7 @@ def affordable_refreshes(paid: float) -> int:
         84
     """
     refreshes = max(0, int(paid / (1 + FORWARD / 2)))
-    # Every second batch is looked at again, the first one among them.
+    # Every second batch is evaluated again, including the first one.
     return refreshes - (refreshes > 0 and refreshes + FORWARD * -(-refreshes // 2) > paid)
 
 

@@ -24,9 +24,9 @@ from jaxttp.losses.rule import Rule, Target, step_words
 SHOWN = 5
 """Settings that a sweep prints, and checks against the network."""
 RISK = 2.0
-"""By how much later than said a setting counts that oscillates at the edge of stability."""
+"""Factor on the time of settings that oscillate at the edge of stability, in rankings."""
 FEW = 8
-"""Of at most so many settings all that are stable are forecast again and printed."""
+"""Of at most this many settings all stable ones are forecast again and printed."""
 FIRST, REBUILT, SIMULATED = (
     "on the first kernel", "along rebuilt kernels", "by training the linearized network",
 )  # fmt: skip
@@ -48,7 +48,7 @@ class Sweep:
             kernels were not rebuilt (as in `Prediction.stable`); `message` says
             which. Such settings are not ranked.
         max_learning_rate: (S,), where a constant rate with this momentum and loss diverges at the
-            start of training with full batches; every step's rate is held against it.
+            start of training with full batches; every step's rate is compared with it.
         targets: losses and errors to get below, K of them; the first is what settings are ranked
             by.
         shared: whether the target was chosen by the sweep.
@@ -146,7 +146,7 @@ class Sweep:
 
     @property
     def ranked_by(self) -> float | Target:
-        """What settings are ranked by unless told: the first target, or the middle threshold."""
+        """The default of the ranking: the first target, or the middle threshold."""
         return self.targets[0] if self.targets else self.thresholds[len(self.thresholds) // 2]
 
     def goal(self, threshold: float | Target | None = None) -> str:

@@ -39,38 +39,34 @@ from jaxttp.ntk.kernels import Kernel
 
 @dataclasses.dataclass(frozen=True)
 class Calibration:
-    """The numbers behind bands, errors and warnings.
+    """Constants of bands, errors and warnings.
 
     Chosen on tuning tasks; on others `experiments.bench.trust` measures how often the warnings are
     right, and `experiments/training_time/calibration.py` the bands.
 
     Attributes:
-        level: the fraction of runs that bands hold, where none is named.
-        spread: how much wider real runs of mini-batches scatter than those of the linearized
+        level: default fraction of runs that bands hold.
+        spread: exponent by which real mini-batch runs scatter more than those of the linearized
             network.
-        center: the fraction of a relinearized loss's error that its band allows for; times need
-            all.
-        part: the fraction of the samples at which the network is evaluated,
-        least: and so many where there are.
-        points: on a straight line in weight space, of which one is looked for.
-        towards: this line leads to the weights where so much of the predicted decrease is left,
-        asked: the point is the first where so much is left: of points on this line and on the path
-            itself, one or two, it told right forecasts from wrong ones best, for one of two
-            backward passes.
-        nothing: a fraction of the first loss below which losses are alike.
-        of_loss: a loss that is r times as large counts as a speed that is r to the power of this.
-        off: factors by which the network's speed of learning is another one, and by how much of the
-            real times forecasts were off then. In 182 runs the largest error of three times was in
-            8 of 10 at most 0.10 of the real one where speed or loss are by less than 1.2 times
-            others, 0.18 up to 1.5, 0.32 up to 2, 0.43 up to 5 and 0.59 beyond. Below the least of
-            these there is no warning.
-        unsure: a relinearized time is, where its estimated error exceeds this fraction of it. The
-            estimate is on the safe side: this is the largest fraction at which four of five times
-            that are off by more than 13 % are warned of.
-        slack: errors of so many steps are of no account.
-        rise: a loss that comes to this multiple of its start is not believed.
-        rose: a loss that ends this many times above its least is said to have risen,
-        drop: if that is at least this fraction of its decrease.
+        center: fraction of a relinearized loss's error in its band; bands of times use all of it.
+        part: fraction of the samples at which the network is evaluated.
+        least: least number of these samples.
+        points: on a straight line in weight space, the candidates for the evaluation.
+        towards: fraction of the predicted decrease that is left at the end of this line.
+        asked: the evaluation is at the first point where this fraction is left. Of points on the
+            line and on the path it separated right forecasts from wrong ones best.
+        nothing: floor of losses in ratios, as a fraction of the first loss.
+        of_loss: exponent that makes a ratio of losses comparable with one of speeds.
+        off: ratios of speed or loss between network and linearization, and the relative error of
+            times above them. In 182 runs the largest error of three times was, in 8 of 10 cases, at
+            most 0.10 for ratios below 1.2, 0.18 up to 1.5, 0.32 up to 2, 0.43 up to 5 and 0.59
+            beyond. Below the least ratio there is no warning.
+        unsure: relative error of a relinearized time above which there is a warning: the largest
+            value at which four of five times with errors above 13 % have one.
+        slack: errors of at most this many steps have no warning.
+        rise: a loss above this multiple of its start has a warning.
+        rose: so has a loss that ends above this multiple of its least,
+        drop: if the difference is at least this fraction of its decrease.
     """
 
     level: float = 0.9
@@ -95,7 +91,7 @@ KNOWN = Calibration()
 
 
 class Times(NamedTuple):
-    """Training times, and how sure they are, by threshold or target.
+    """Training times, with bands and errors, by threshold or target.
 
     Attributes:
         steps: the median over draws where there are some; -1 for never.
@@ -117,7 +113,7 @@ def read_times(
     sketched: tuple[Array, Array] | None = None,
     doubted_from: int | None = None,
 ) -> Times:
-    """What a rule reads off a path, its draws and its rebuilt sketches.
+    """Training times of a path, with bands from its draws and its sketch.
 
     Args:
         path: of any dynamics.
@@ -328,7 +324,7 @@ def with_error(band: Any, middle: Any, deviation: Any, level: float) -> np.ndarr
 
 
 def sampled(samples: int) -> int:
-    """At how many of so many samples the network is evaluated.
+    """The number of samples at which the network is evaluated.
 
     Example:
         >>> sampled(20), sampled(100), sampled(1000)
@@ -338,7 +334,7 @@ def sampled(samples: int) -> int:
 
 
 def passes_asked(samples: int) -> float:
-    """Passes back through the network with so many samples that `check_linearization` takes.
+    """Backward passes over all samples that `check_linearization` takes.
 
     Example:
         >>> passes_asked(20), passes_asked(1000)
@@ -366,7 +362,7 @@ class LinearizationCheck(NamedTuple):
 
     @property
     def passes(self) -> float:
-        """Passes back through the network with all samples: to the weights, and there."""
+        """Backward passes over all samples: for the weights, and at them."""
         return 2 * self.fraction if self.step >= 0 else 0.0
 
 

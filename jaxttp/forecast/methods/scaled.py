@@ -41,16 +41,16 @@ from jaxttp.losses.rule import Rule
 
 @dataclasses.dataclass(frozen=True)
 class Law:
-    """The numbers of the law, found on the tuning tasks of `experiments/bench/scaling.py`.
+    """Constants of the law, from the tuning tasks of `experiments/bench/scaling.py`.
 
     Attributes:
         grid: times, evenly spaced in their logarithm, at which whole and halves are compared.
         smooth: losses are averaged over this fraction of a time before and after it: batches make
             them jump.
-        unsure: what the law adds to the logarithm of a time is off by about this fraction of it,
-        drawn: and the logarithm of a time by this fraction of what the two halves differ by, root
-            mean square, where the whole is much larger.
-        far: from so many times the subset's steps on it is said by how many.
+        unsure: relative error of the law's addition to the logarithm of a time.
+        drawn: error of the logarithm of a time by the draw of the samples, as a fraction of the
+            root-mean-square difference of the halves.
+        far: ratio of times to the subset's from which on there is a warning.
     """
 
     grid: int = 24
@@ -191,12 +191,11 @@ class Growth(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Scaled(Dynamics):
-    """The path of N samples from M of them, which are followed whole and in two halves.
+    """The path of N samples from M of them, which are followed together and in two halves.
 
-    How much later the whole comes to a loss than its halves do says how much later all N come to
-    it, see the module; with mini-batches by full ones, so that no draw is taken for
-    growth. Loss, error and outputs are those of the M samples, at the
-    step at which they have the loss of the N.
+    The ratio of times between the M samples and their halves gives that between N and M samples,
+    see the module; it is computed with full batches, which have no noise. Loss, error and outputs
+    are those of the M samples at the step at which they have the loss of the N.
 
     Attributes:
         samples: N, at least M.
