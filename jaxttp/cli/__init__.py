@@ -26,10 +26,11 @@ app = typer.Typer(
 )
 
 
-def _print_version(is_set: bool) -> None:
+def _print_version(is_set: bool) -> bool:
     if is_set:
         print(_process.__version__)
         raise typer.Exit
+    return is_set
 
 
 @app.callback()

@@ -670,7 +670,7 @@ def stale_gradient_forecast(
     """The loss curve of a fine-tuning with many outputs, from a fraction of its gradients.
 
     The forecast steps the network's weights along its own path. Between two refreshes all steps
-    reuse one gradient. Its cost in gradients is at most `fraction`; the module describes the method.
+    reuse one gradient. It takes at most `fraction` of the gradients; see the module.
 
     Args:
         apply_fn: ``(params, x) -> outputs (N, C)``, or logits of tokens (N, T, V).

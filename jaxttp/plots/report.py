@@ -260,8 +260,8 @@ def results_html(results: Mapping[str, Any], *, title: str = "jaxttp") -> str:
         raise ValueError("results must hold at least one result.")
     parts = [_heading(title, 1)]
     for name, result in results.items():
-        parts += [_heading(name), f'<div class="table">{result._repr_html_()}</div>']
-        parts.append(_image(draw(result), f"{name}: {type(result).__name__}"))
+        figure = _image(draw(result), f"{name}: {type(result).__name__}")
+        parts += [_heading(name), f'<div class="table">{result._repr_html_()}</div>', figure]
     made_with = versions() | {"matplotlib": mpl.__version__}
     parts += [_heading("Made with"), _table(("", "version"), made_with.items())]
     return _page(title, parts)
