@@ -271,7 +271,7 @@ class Rule:
 
     def words(self, threshold: float) -> str:
         """A label of the threshold."""
-        return goal_words(threshold, self.kind, self.metric)
+        return target_label(threshold, self.kind, self.metric)
 
     def about(self, targets: "Iterable[Target]") -> "Rule":
         """The rule for uncertainties: the target losses, if there are any, else itself.
@@ -284,11 +284,11 @@ class Rule:
         return Rule(losses, "absolute", smooth=self.smooth) if losses else self
 
 
-def goal_words(threshold: float, kind: str, metric: str = "loss") -> str:
+def target_label(threshold: float, kind: str, metric: str = "loss") -> str:
     """A label of a threshold, from the names of a rule.
 
     Example:
-        >>> goal_words(0.1, "relative"), goal_words(0.05, "gap", "error")
+        >>> target_label(0.1, "relative"), target_label(0.05, "gap", "error")
         ('10 % of the loss decrease left', 'error within 0.05 of its end')
     """
     labels = {
