@@ -36,6 +36,7 @@ include_patterns = [
     "docs/*.md",
     "docs/guides/*.md",
     "docs/explanations/*.md",
+    "docs/commands/*",
     "docs/reference/*.rst",
     "notebooks/*.ipynb",
     "experiments/README.md",
@@ -73,6 +74,10 @@ mathjax3_config = {
     "options": {"enableMenu": False},
     "svg": {"fontCache": "global", "displayAlign": "left", "displayIndent": "1.5em"},
 }
+
+# A build needs no network, so links to other hosts are not tried, and sphinx.ext.intersphinx is not
+# used. MyST warns of internal links and anchors without a target.
+linkcheck_ignore = [r"https?://"]
 
 # The look.
 html_theme = "furo"

@@ -19,7 +19,7 @@ class Drawn(NamedTuple):
     Attributes:
         x: samples (M, ...), an array or a pytree of arrays, in random order.
         y: their labels or targets (M, ...).
-        total: N, the samples that were seen, or that training is said to see.
+        total: N, the samples that were read, or `total` as given.
     """
 
     x: Any
@@ -35,11 +35,11 @@ def draw_samples(
     seed: int = 0,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Drawn:
-    """Some samples of a pipeline at random, each of all with the same chance; the rest are counted.
+    """Samples of a pipeline drawn uniformly at random, and the number of all samples.
 
-    One pass over the batches, of which no more is kept than a few times what is drawn: a pipeline
-    need not be shuffled, nor fit into memory. It may be a Grain or PyTorch loader, a
-    tensorflow-datasets data set, a Hugging Face data set in batches, a generator.
+    One pass over the batches, in a few times the memory of the drawn samples. The pipeline need not
+    be shuffled nor fit into memory. It may be a Grain or PyTorch loader, a tensorflow-datasets data
+    set, a Hugging Face data set in batches, a generator.
 
     Args:
         batches: each ``(x, y)`` with a row for every sample, or a mapping with the labels under
@@ -72,7 +72,7 @@ def draw_samples(
     if total is not None:
         check_integer("total", total, at_least=1)
     rng, read = np.random.default_rng(seed), 0
-    lots, rows = np.zeros(0), None  # a lot for every sample that is kept: the lowest ones stay
+    draws, rows = np.zeros(0), None  # a random number for each sample; the lowest ones are kept
     if not isinstance(batches, Iterable):
         raise TypeError(f"batches must be iterable, of pairs (x, y); got {type(batches).__name__}.")
     for batch in batches:
@@ -80,20 +80,18 @@ def draw_samples(
         check_known(batches=(x, y))
         new = {"x": _arrays(x), "y": np.asarray(y)}
         size = _check(new, rows)
-        if total is not None and read + size > total:
-            size = total - read
-            new = take(new, slice(0, size))
+        if total is not None:
+            size = min(size, total - read)
         read += size
         drawn = rng.random(size)
-        near = drawn < lots[samples - 1] if len(lots) >= samples else np.full(size, True)
-        if np.any(near):
-            kept = take(new, near)
-            both = kept
+        low = np.flatnonzero(drawn < draws[-1] if len(draws) >= samples else drawn >= 0)
+        if len(low):
+            kept = take(new, low)
             if rows is not None:
-                both = jax.tree.map(lambda *parts: np.concatenate(parts), rows, kept)
-            lots = np.concatenate([lots, drawn[near]])
-            order = np.argsort(lots)[:samples]
-            lots, rows = lots[order], take(both, order)
+                kept = jax.tree.map(lambda *parts: np.concatenate(parts), rows, kept)
+            draws = np.concatenate([draws, drawn[low]])
+            order = np.argsort(draws)[:samples]
+            draws, rows = draws[order], take(kept, order)
         if progress is not None:
             progress("samples", read, read if total is None else total)
         if read == total:
@@ -106,7 +104,7 @@ def draw_samples(
 
 
 def _arrays(x: Any) -> Any:
-    """Arrays of what a pipeline gives: tensors of any framework, lists of numbers or of rows."""
+    """NumPy arrays of tensors of any framework, of lists of numbers or of rows."""
     if isinstance(x, Mapping):
         return {name: _arrays(value) for name, value in x.items()}
     return tuple(map(_arrays, x)) if isinstance(x, tuple) else np.asarray(x)
@@ -123,26 +121,26 @@ def _split(batch: Any) -> tuple[Any, Any]:
             f"{type(batch).__name__}."
         )
     named = [name for name in LABELS if name in batch]
-    rest = {name: value for name, value in batch.items() if name not in named}
-    if len(named) != 1 or not rest:
+    x = {name: value for name, value in batch.items() if name not in named}
+    if len(named) != 1 or not x:
         raise ValueError(
             f"a batch must have samples, and labels under one of {names}; got "
             f"{', '.join(map(repr, batch)) or 'nothing'}."
         )
-    return next(iter(rest.values())) if len(rest) == 1 else rest, batch[named[0]]
+    return next(iter(x.values())) if len(x) == 1 else x, batch[named[0]]
 
 
-def _check(batch: Any, known: Any) -> int:
-    """The rows of a batch that is like those before it."""
+def _check(batch: Any, earlier: Any) -> int:
+    """The number of rows of a batch; its structure must be that of earlier rows, if any."""
     size = count(batch["x"])
     if batch["y"].ndim == 0 or len(batch["y"]) != size:
         raise ValueError(
             f"a batch must have a label for every sample; got {size} samples and labels of shape "
             f"{batch['y'].shape}."
         )
-    if known is None:
+    if earlier is None:
         return size
-    here, before = (jax.tree.map(lambda leaf: leaf.shape[1:], one) for one in (batch, known))
-    if here != before:
-        raise ValueError(f"batches must be alike; after {before} came {here}, shapes of a row.")
+    shape, before = (jax.tree.map(lambda leaf: leaf.shape[1:], b) for b in (batch, earlier))
+    if shape != before:
+        raise ValueError(f"batches must be alike; after {before} came {shape}, shapes of a row.")
     return size

@@ -1,7 +1,7 @@
-"""Real training, to hold forecasts against: a jitted step in a Python loop, timed honestly.
+"""Real training runs, to compare forecasts with: a compiled step in a Python loop, timed.
 
-Optimisers that take more than gradients are given the batch, the loss and the outputs with them
-(optax's extra arguments), so exact Gauss-Newton steps and line searches train here like any other.
+Optimizers with more inputs than gradients receive the batch, the loss and the outputs (optax's
+extra arguments), so exact Gauss-Newton steps and line searches work as well.
 """
 
 import functools
@@ -19,20 +19,14 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
-from jaxttp._core.checks import (
-    check_finite,
-    check_floating,
-    check_integer,
-    check_known,
-    check_optimizer,
-)
+from jaxttp._core.checks import check_integer, check_known, check_optimizer
 from jaxttp._core.compile import bound_programs, give_back, registered
 from jaxttp._core.progress import stopwatch
 from jaxttp._core.results import RESULT
 from jaxttp._core.traced import Keyed, Traced, network_of
 from jaxttp._core.types import ApplyFn, Params, count, take
 from jaxttp.adapters import as_rows
-from jaxttp.adapters.inputs import check_network, check_samples
+from jaxttp.adapters.inputs import check_trained
 from jaxttp.adapters.outputs import check_gradients
 from jaxttp.dynamics._network import evaluation
 from jaxttp.dynamics.batches import batch_indices, check_batches
@@ -41,7 +35,7 @@ from jaxttp.losses.rule import Rule, Target, reach
 
 
 class TrainingRun(NamedTuple):
-    """What really happened.
+    """The record of a real training run.
 
     Attributes:
         loss: on all training samples before every step and after the last, (steps + 1,).
@@ -49,10 +43,10 @@ class TrainingRun(NamedTuple):
         outputs: likewise, (steps + 1, N, C).
         params: the trained weights.
         seconds: wall-clock time of the steps alone (no compilation, no evaluation).
-        compile_seconds: time to trace and compile; next to nothing where the step of the same
-            optimiser, network and loss was compiled before.
-        state: the optimiser's last state.
-        recorded: what `record` took of its state after every step, (steps, ...); None without.
+        compile_seconds: time to trace and compile; near zero where the step of the same optimizer,
+            network and loss was compiled before.
+        state: the optimizer's last state.
+        recorded: results of `record` for its state after every step, (steps, ...); None without.
     """
 
     loss: Float[Array, " t"]
@@ -90,14 +84,14 @@ class TrainingRun(NamedTuple):
             ValueError: an unknown metric or rule, a threshold, a smoothing or a window that does
                 not fit it.
         """
-        wanted = Rule.of(thresholds, rule, metric, smooth, window, steps=len(self.loss) - 1)
-        return wanted.read(self.loss, self.error, reached=self.finite)
+        checked = Rule.of(thresholds, rule, metric, smooth, window, steps=len(self.loss) - 1)
+        return checked.read(self.loss, self.error, reached=self.finite)
 
     def reach(self, targets: Iterable[Target | float], *, smooth: int = 1) -> dict[Target, int]:
-        """The steps at which this run is below targets, as `Prediction.targets` has them.
+        """The steps at which this run is below targets, as in `Prediction.targets`.
 
         Args:
-            targets: of the training samples, numbers for losses; `Prediction.targets` will do.
+            targets: of the training samples, numbers for losses; or `Prediction.targets`.
             smooth: steps over which the curves are averaged first.
 
         Returns:
@@ -111,7 +105,7 @@ class TrainingRun(NamedTuple):
 
     @property
     def finite(self) -> bool:
-        """Whether every loss is finite: the training did not diverge."""
+        """Whether every loss is finite: the run did not diverge."""
         return bool(np.all(np.isfinite(self.loss)))
 
     plot, _repr_html_, __repr__ = RESULT
@@ -122,7 +116,7 @@ class StepTime(NamedTuple):
 
     Attributes:
         seconds: median over the repeats, without compilation.
-        compile_seconds: time to trace and compile the step; next to nothing where it was before.
+        compile_seconds: time to trace and compile the step; near zero if it was compiled before.
     """
 
     seconds: float
@@ -134,16 +128,16 @@ class StepTime(NamedTuple):
 class TrainingStep:
     """One step of training: ``(params, state, x, targets) -> (params, state, f, record)``.
 
-    f are the outputs before the step. It is compiled; a step with the same equations (of network,
-    loss, optimizer and record) was compiled before and is found again.
+    f are the outputs before the step. It is compiled once for all steps with the same equations (of
+    network, loss, optimizer and record).
 
     Args:
         apply_fn: ``(params, x) -> outputs (N, C)``.
         loss: its mean over the batch is minimized.
-        optimizer: any optax transformation. One that takes extra arguments is given `x`, `y` (the
-            encoded targets), `loss` (the `Loss`), `outputs` (N, C), and, by the names that optax's
-            own use, `value`, `grad` and `value_fn`.
-        record: what to return of the optimizer's new state.
+        optimizer: any optax transformation. One with extra arguments receives `x`, `y` (the encoded
+            targets), `loss` (the `Loss`), `outputs` (N, C), and, by optax's own names, `value`,
+            `grad` and `value_fn`.
+        record: from the optimizer's new state to the values to return.
     """
 
     def __init__(
@@ -163,24 +157,24 @@ class TrainingStep:
 
     def compile(self, params: Params, state: Any, x: Any, targets: Array) -> "CompiledStep":
         """The compiled step, not run, for arguments of these shapes."""
-        static, network, *rest = self._arguments(params, state, x, targets)
-        return CompiledStep(_take_step.lower(static, network, *rest).compile(), network)
+        static, network, *arguments = self._arguments(params, state, x, targets)
+        return CompiledStep(_take_step.lower(static, network, *arguments).compile(), network)
 
     def _arguments(self, params: Params, state: Any, x: Any, targets: Array) -> tuple:
         network = self.network.at(params, x)
         key = network.program, jax.tree.structure(state)
-        if key not in self._programs:  # its functions, equal to others of the same equations
+        if key not in self._programs:  # functions that equal others of the same equations
             f = network.outputs
             update = functools.partial(_update, self.loss, self.optimizer)
             value = jax.ShapeDtypeStruct((), f.dtype)
-            known = Keyed(update, network, params, state, params, x, targets, value, f)
+            keyed = Keyed(update, network, params, state, params, x, targets, value, f)
             record = None if self.record is None else Keyed(self.record, state)
-            self._programs[key] = _Static(known, self.loss, record)
+            self._programs[key] = _Static(keyed, self.loss, record)
         return self._programs[key], network, params, state, x, targets
 
 
 class _Static(NamedTuple):
-    """What a step is compiled for beside the network."""
+    """Static arguments of a step, without the network."""
 
     update: Keyed
     loss: Loss
@@ -192,7 +186,7 @@ class CompiledStep(NamedTuple):
 
     Attributes:
         compiled: of JAX; ``compiled.cost_analysis()`` counts its operations and bytes.
-        network: that it steps.
+        network: the trained network.
     """
 
     compiled: jax.stages.Compiled
@@ -222,7 +216,7 @@ def _update(
     loss: Loss, optimizer: Any, network: Traced, gradient: Params, state: Any, params: Params,
     x: Any, targets: Array, value: Array, f: Array,
 ) -> tuple[Params, Any]:  # fmt: skip
-    """The optimizer's update, which is given what it takes beside gradient, state and weights."""
+    """The optimizer's update, with the extra arguments that it accepts."""
     if not isinstance(optimizer, optax.GradientTransformationExtraArgs):
         return optimizer.update(gradient, state, params)
 
@@ -234,10 +228,10 @@ def _update(
 
     extra = {"x": x, "y": targets, "loss": loss, "outputs": f, "value": value, "grad": gradient,
              "value_fn": value_fn}  # fmt: skip
-    taken = inspect.signature(optimizer.update).parameters
-    if not any(one.kind is one.VAR_KEYWORD for one in taken.values()):
-        # optax.contrib.sam takes some of them alone
-        extra = {name: given for name, given in extra.items() if name in taken}
+    accepted = inspect.signature(optimizer.update).parameters
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted.values()):
+        # optax.contrib.sam accepts some of them only
+        extra = {name: argument for name, argument in extra.items() if name in accepted}
     return optimizer.update(gradient, state, params, **extra)
 
 
@@ -260,18 +254,18 @@ def train(
 ) -> TrainingRun:
     """Train all of `params` for real, recording outputs on all samples at every step.
 
-    An optimiser that takes extra arguments (`optax.GradientTransformationExtraArgs`) is given the
-    batch as `x` and `y`, with `loss`, `outputs`, `value`, `grad` and `value_fn`: what
-    `jaxttp.gauss_newton.gauss_newton`, `optax.lbfgs` and their like ask for.
+    An optimizer with extra arguments (`optax.GradientTransformationExtraArgs`) receives the batch
+    as `x` and `y`, with `loss`, `outputs`, `value`, `grad` and `value_fn`, the arguments of
+    `jaxttp.gauss_newton.gauss_newton`, `optax.lbfgs` and similar ones.
 
     Args:
         apply_fn: ``(params, x) -> outputs (N, C)``, or logits of tokens (N, T, V), C = T V.
-        params: the weights to start from (they are not changed).
+        params: the initial weights (they are not changed).
         x: samples (N, ...), an array or a pytree of arrays with N rows each.
         y: integer labels (N,) or targets (N, C); with `jaxttp.weighted`, weights and masks; of
-            tokens (N, T), see `jaxttp.losses.encode_targets` for what the mean of a batch is.
-        loss: a name or a `Loss`; its mean over the batch is minimised.
-        optimizer: any optax transformation. The same one again compiles nothing again; give
+            tokens (N, T), see `jaxttp.losses.encode_targets` for the mean of a batch.
+        loss: a name or a `Loss`; its mean over the batch is minimized.
+        optimizer: any optax transformation. A second run with it compiles nothing; use
             `optax.inject_hyperparams` of it to change its rate in between, by `state`.
         steps: number of steps.
         batch_size: samples a step; all of them when None.
@@ -279,11 +273,10 @@ def train(
         protocol: how batches are drawn, "epochs" when None, see `jaxttp.dynamics.batch_indices`.
         progress: called with (steps done, steps in all).
         callback: called with (step, params, loss on all samples) before the first step and after
-            every one; it is not timed. Where it returns True the training ends: the curves are
-            then shorter.
-        state: the optimiser's state to start from, such as the `TrainingRun.state` of an earlier
-            training that goes on; `optimizer.init(params)` when None.
-        record: ``state -> pytree`` of arrays to keep of the optimiser's state after every step, see
+            every one; it is not timed. If it returns True the run ends, with shorter curves.
+        state: the optimizer's initial state, such as the `TrainingRun.state` of a run to continue;
+            `optimizer.init(params)` when None.
+        record: ``state -> pytree`` of arrays to keep of the optimizer's state after every step, see
             `TrainingRun.recorded`. It is traced; one of the same equations compiles nothing again.
 
     Returns:
@@ -291,11 +284,10 @@ def train(
 
     Raises:
         ValueError: bad labels, batch size, key or protocol; a protocol without a batch size; a leaf
-            of `params` that is not floating-point, be it a plain int; whatever the optimizer
-            refuses; a loss that is not finite because the gradient of a sample is not at the
-            weights to start from.
-        equinox.EquinoxRuntimeError: what an optimiser finds wrong at run time, such as features
-            that Gauss-Newton steps cannot invert.
+            of `params` that is not floating-point, a plain int included; errors of the optimizer; a
+            loss that is not finite because the gradient of a sample at the initial weights is not.
+        equinox.EquinoxRuntimeError: an optimizer's errors at run time, such as features that
+            Gauss-Newton steps cannot invert.
 
     Example:
         >>> import jax.numpy as jnp, optax
@@ -325,8 +317,8 @@ def train(
         answer = None if callback is None else callback(t, params, float(loss.value(f, targets)))
         return isinstance(answer, bool | np.bool_) and bool(answer)
 
-    start, history, kept, seconds = params, [f], [], 0.0
-    always = indices is not None or callback is not None
+    initial, history, kept, seconds = params, [f], [], 0.0
+    evaluates = indices is not None or callback is not None
     ended = call_back(0, f)
     for t in range(0 if ended else steps):
         batch = (x, targets) if indices is None else (take(x, indices[t]), targets[indices[t]])
@@ -335,10 +327,10 @@ def train(
         params, state, before, report = _finished(step, params, state, *batch)
         seconds += time.perf_counter() - begun
         kept.append(report)
-        if t > 0 and not always:
+        if t > 0 and not evaluates:
             # A step on the full batch has computed the outputs after the step before it.
             history.append(before)
-        if always or t + 1 == steps:
+        if evaluates or t + 1 == steps:
             history.append(evaluate(params, x))
         ended = call_back(t + 1, history[-1])
         if progress is not None:
@@ -346,21 +338,21 @@ def train(
         if ended:
             break
     outputs = jnp.stack(history)
-    losses, errors = (jax.vmap(of, (0, None))(outputs, targets) for of in (loss.value, loss.error))
-    check_gradients(apply_fn, start, x, losses)
+    losses, errors = (jax.vmap(f, (0, None))(outputs, targets) for f in (loss.value, loss.error))
+    check_gradients(apply_fn, initial, x, losses)
     recorded = jax.tree.map(lambda *rows: jnp.stack(rows), *kept) if kept else None
     return TrainingRun(losses, errors, outputs, params, seconds, compiling.seconds, state, recorded)
 
 
 def _finished(step: Any, *arguments: Any) -> Any:
-    """The finished results of a compiled step; what failed inside says why, and only that."""
+    """The finished results of a compiled step; an error inside it is raised by itself."""
     try:
         return jax.block_until_ready(step(*arguments))
     except jax.errors.JaxRuntimeError as problem:
-        found = re.search(r"EquinoxRuntimeError: (.*?)\n\n\n-----", str(problem), re.DOTALL)
-        if found is None:
+        match = re.search(r"EquinoxRuntimeError: (.*?)\n\n\n-----", str(problem), re.DOTALL)
+        if match is None:
             raise
-        raise eqx.EquinoxRuntimeError(found[1].strip()) from None
+        raise eqx.EquinoxRuntimeError(match[1].strip()) from None
 
 
 def time_step(
@@ -374,10 +366,11 @@ def time_step(
     batch_size: int | None = None,
     repeats: int = 15,
 ) -> StepTime:
-    """Seconds of one training step on this device, from a few timed ones that are thrown away.
+    """Seconds of one training step on this device, the median of a few timed steps.
 
-    It is the step of `jaxttp.train`. On CPUs a loop of one's own can take longer: there the network
-    runs put differently where XLA is slow (vision transformers of 12 blocks 1.5 times faster).
+    It is the step of `jaxttp.train`. On CPUs a training loop without jaxttp can take longer: here
+    operations that XLA compiles badly are rewritten (vision transformers of 12 blocks run 1.5 times
+    faster).
 
     Args:
         apply_fn: ``(params, x) -> outputs (N, C)``.
@@ -406,7 +399,7 @@ def time_step(
     step, batch, compiling = compile_step(
         apply_fn, params, x, y, loss=loss, optimizer=optimizer, batch_size=batch_size
     )
-    give_back()  # what compiling has left
+    give_back()  # memory of the compilation
     jax.block_until_ready(step(*batch))
     times = []
     for _ in range(repeats):
@@ -429,7 +422,7 @@ def compile_step(
     """The compiled training step, not run, its arguments, and the seconds it took to compile.
 
     Args:
-        apply_fn: as in `time_step`, like all the others.
+        apply_fn: as in `time_step`, like all other arguments.
         params: as there.
         x: as there.
         y: as there.
@@ -440,7 +433,7 @@ def compile_step(
     Returns:
         ``(step, (params, state, x, targets), seconds)``, of the first batch;
         ``step.compiled.cost_analysis()`` counts its operations and bytes. A step that was compiled
-        before, by `train` for one, takes next to no time.
+        before, such as by `train`, takes nearly no time.
 
     Raises:
         ValueError: bad labels or batch size.
@@ -467,13 +460,9 @@ def _prepare(
     apply_fn: ApplyFn, params: Params, x: Any, y: Any, loss: str | Loss, optimizer: Any
 ) -> tuple[ApplyFn, Any, Array, Loss]:
     """Network with outputs (N, C), samples, targets and loss, checked."""
-    check_network(apply_fn, params)
     check_optimizer(optimizer)
-    x = check_samples("x", x)
+    x = check_trained(apply_fn, params, x)
     check_known(params=params, x=x, y=y)
-    check_floating("params", params)
-    check_finite("params", params)
-    check_finite("x", x)
     apply_fn, outputs = as_rows(apply_fn, params, x)
     targets, loss = encode_targets(loss, y, outputs)
     return apply_fn, x, targets, loss

@@ -8,7 +8,7 @@ import typer
 from typer.testing import CliRunner
 
 from jaxttp.cli import _options, app
-from jaxttp.cli._options import PANELS, SHARED, Given
+from jaxttp.cli._options import PANELS, SHARED, Options
 from jaxttp.pipeline import Settings
 
 COMMANDS = typer.main.get_command(app).commands
@@ -30,7 +30,8 @@ def test_every_command_about_training_has_the_whole_task():
 def test_defaults_are_those_of_the_settings():
     """The command line and Python agree on what is not said."""
     assert (
-        Given({name: one.default for name, one in SHARED.items()}, SHARED).settings() == Settings()
+        Options({name: one.default for name, one in SHARED.items()}, SHARED).settings()
+        == Settings()
     )
 
 

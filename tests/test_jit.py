@@ -119,7 +119,7 @@ def test_programs_are_dropped_before_the_process_may_map_no_more_memory(monkeypa
     dropped = []
     monkeypatch.setattr(_jit, "give_back", lambda: dropped.append(1))
     double = jax.jit(lambda x: 2 * x)
-    monkeypatch.setattr(_jit, "_programs", [double])
+    monkeypatch.setattr(_jit, "_compiled", [double])
     double(1.0)
     _jit.bound_programs()  # 4 of 10
     assert (double._cache_size(), dropped) == (1, [])

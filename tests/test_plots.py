@@ -58,7 +58,7 @@ def test_training_times_are_marked_on_the_curves():
     np.testing.assert_array_equal(marks(left), sorted(expected))
     for e in result.prediction.steps:
         predicted, real = result.prediction.steps[e], really[e]
-        text = f"within {100 * e:g} % of the loss decrease: step {predicted}, real {real}"
+        text = f"{100 * e:g} % of the loss decrease left: step {predicted}, real {real}"
         assert text in legend(left)
 
 

@@ -1,1 +1,1 @@
-"""What all layers share and no user imports: checks, results, compilation, progress."""
+"""Private modules that all layers share: checks, results, compilation, progress."""

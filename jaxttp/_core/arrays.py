@@ -1,4 +1,4 @@
-"""Float64 where the numerics need it, whatever the user's process computes in; matrices in it.
+"""Float64 where the numerics need it, whatever the precision of the process; float64 matrices.
 
 The smallest eigenvalue of a Gram matrix is lost in float32 (2.4x wrong at a condition number of
 1e8). `double` switches float64 on for the lines inside it only; it works under jit, vmap and jvp
@@ -15,7 +15,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from jaxttp._core.checks import check_array, check_finite, is_concrete
+from jaxttp._core.checks import check_array, check_finite, refuse
 from jaxttp._core.xla_cpu.threads import decompose
 
 
@@ -25,7 +25,7 @@ def double() -> contextlib.AbstractContextManager[Any]:
 
 
 def double_like(arrays: Any) -> contextlib.AbstractContextManager[Any]:
-    """Float64 for what is in float64, whatever the process computes in."""
+    """Float64 if any of the arrays is in float64, whatever the precision of the process."""
     is_double = any(getattr(a, "dtype", None) == jnp.float64 for a in jax.tree.leaves(arrays))
     return double() if is_double else contextlib.nullcontext()
 
@@ -51,18 +51,16 @@ def check_symmetric(name: str, matrix: Array, precision: float) -> Array:
         raise ValueError(f"{name} must be square; got shape {matrix.shape}.")
     size = jnp.max(jnp.abs(matrix))
     skew = jnp.max(jnp.abs(matrix - matrix.T))
-    bad = skew > 1e3 * precision * size
     text = f"{name} must be symmetric; pass 0.5 * (m + m.T) if it is so up to rounding"
-    if is_concrete(bad):
-        if bool(np.asarray(bad)):
-            raise ValueError(f"{text} (its entries differ by up to {float(skew):.2g}).")
-    else:
-        matrix = eqx.error_if(matrix, bad, text)
+    matrix = refuse(
+        matrix, skew > 1e3 * precision * size, text,
+        lambda: f" (its entries differ by up to {float(skew):.2g}).",
+    )  # fmt: skip
     return 0.5 * (matrix + matrix.T)
 
 
 def root(squares: Array) -> Array:
-    """Square roots of what is not negative; the derivative at 0 is 0.
+    """Square roots of non-negative numbers; the derivative at 0 is 0.
 
     That of `jnp.sqrt` is infinite, and NaN once it is multiplied by the zero of a distance to
     itself: ``jax.grad`` of such a norm would be NaN in every entry.
@@ -83,7 +81,7 @@ class Covariance(eqx.Module):
     """Sigma (d, d) with its eigendecomposition; `matrix` None stands for the identity.
 
     Attributes:
-        values: eigenvalues (d,), ascending, what is below the tolerance set to zero.
+        values: eigenvalues (d,), ascending, zero where they are below the tolerance.
         vectors: eigenvectors (d, d) in columns, or None.
         root: Sigma^(1/2) (d, d), or None.
     """
@@ -121,15 +119,11 @@ def check_covariance(covariance: Any, d: int) -> Covariance:
     values, vectors = decompose(jnp.linalg.eigh, matrix)
     # Eigenvalues below -1e-5 times the largest are no rounding (of float32 data, at worst).
     bad = (values[0] < -1e-5 * jnp.abs(values[-1])) | (values[-1] <= 0)
-    text = "covariance must be positive semi-definite and not zero"
-    if is_concrete(bad):
-        if bool(np.asarray(bad)):
-            raise ValueError(
-                f"{text}; its eigenvalues lie between {float(values[0]):.3g} and "
-                f"{float(values[-1]):.3g}. Use X @ X.T / n."
-            )
-    else:
-        values = eqx.error_if(values, bad, text)
+    values = refuse(
+        values, bad, "covariance must be positive semi-definite and not zero",
+        lambda: f"; its eigenvalues lie between {float(values[0]):.3g} and "
+        f"{float(values[-1]):.3g}. Use X @ X.T / n.",
+    )  # fmt: skip
     values = jnp.where(values > d * precision * values[-1], values, 0.0)
     root = jnp.matmul(vectors * jnp.sqrt(values)[None, :], vectors.T, precision="highest")
     return Covariance(values, vectors, root, matrix)

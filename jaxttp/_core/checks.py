@@ -1,12 +1,11 @@
-"""Errors a user can act on: they name the argument, what was given, and what would do.
+"""Checks of arguments; errors name the argument, its value, and valid values.
 
-What is known before tracing raises here. What is known only at run time (the values of a traced
-array) is left to `equinox.error_if` or to a field of the result: every check of values below lets
-tracers pass.
+Checks before tracing raise here. Values of traced arrays are left to `equinox.error_if` or to a
+field of the result: every check of values below lets tracers pass.
 """
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import equinox as eqx
@@ -22,16 +21,16 @@ T = TypeVar("T")
 def is_concrete(value: Any) -> bool:
     """Whether the values (not only the shape) of an array or number are known now.
 
-    Look at them with NumPy: inside `jit` a jnp function turns even a known value into a tracer.
+    Read them with NumPy: inside `jit` a jnp function turns even a known value into a tracer.
     """
     return not isinstance(value, jax.core.Tracer)
 
 
 def values_known() -> contextlib.AbstractContextManager[Any]:
-    """A context in which what known arrays are computed into is known, also in a caller's `jit`.
+    """A context in which functions of known arrays have known values, also in a caller's `jit`.
 
-    Outside a trace it changes nothing: constants of programs would be evaluated one by one there,
-    each by a small program of its own.
+    Outside a trace it does nothing: with `jax.ensure_compile_time_eval`, constants would be
+    evaluated one by one there, each by a small compiled function.
     """
     traced = isinstance(jax.device_put(np.zeros(())), jax.core.Tracer)
     return jax.ensure_compile_time_eval() if traced else contextlib.nullcontext()
@@ -55,7 +54,7 @@ def check_number(
     below: float | None = None,
     hint: str = "",
 ) -> Any:
-    """Return a scalar that lies in the wanted range, else raise `ValueError`.
+    """Return a scalar that lies in the given range, else raise `ValueError`.
 
     A traced scalar is returned as it is: its value is not known yet.
     """
@@ -63,11 +62,11 @@ def check_number(
         return value
     try:
         if isinstance(value, str | bytes):
-            raise TypeError  # float would read "0.5", and the caller compute with the text
+            raise TypeError  # float would parse "0.5", and the caller compute with the text
         number = float(value)
     except (TypeError, ValueError, OverflowError):
         raise ValueError(f"{name} must be a number; got {value!r}.") from None
-    limits = [("finite", np.isfinite(number))] if not np.isfinite(number) else []
+    limits = [] if np.isfinite(number) else [("finite", False)]
     if above is not None:
         limits.append((f"greater than {above:g}", number > above))
     if at_least is not None:
@@ -75,7 +74,7 @@ def check_number(
     if below is not None:
         limits.append((f"less than {below:g}", number < below))
     if not all(is_met for _, is_met in limits):
-        text = " and ".join(words for words, _ in limits)
+        text = " and ".join(limit for limit, _ in limits)
         raise ValueError(f"{name} must be {text}; got {value!r}. {hint}".rstrip())
     return value
 
@@ -83,24 +82,24 @@ def check_number(
 def check_integer(
     name: str, value: Any, *, at_least: int, at_most: int | None = None, hint: str = ""
 ) -> int:
-    """Return `value` as an int that lies in the wanted range, else raise `ValueError`."""
+    """Return `value` as an int that lies in the given range, else raise `ValueError`."""
     whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
     if not whole or value < at_least or (at_most is not None and value > at_most):
-        wanted = f"an integer of at least {at_least}"
-        if at_most is not None:
-            wanted = f"an integer between {at_least} and {at_most}"
-        raise ValueError(f"{name} must be {wanted}; got {value!r}. {hint}".rstrip())
+        limits = (
+            f"of at least {at_least}" if at_most is None else f"between {at_least} and {at_most}"
+        )
+        raise ValueError(f"{name} must be an integer {limits}; got {value!r}. {hint}".rstrip())
     return int(value)
 
 
 def check_used(name: str, value: Any, used: bool, hint: str) -> None:
-    """Raise `ValueError` for an option that was given and would do nothing.
+    """Raise `ValueError` for an option that was given and has no effect.
 
     Args:
         name: of the argument.
-        value: what was given; None for nothing.
-        used: whether the others leave something to do for it.
-        hint: what it is for.
+        value: of the option; None if it was not given.
+        used: whether it has an effect beside the other options.
+        hint: the purpose of the option.
 
     Raises:
         ValueError: it would be ignored.
@@ -112,14 +111,14 @@ def check_used(name: str, value: Any, used: bool, hint: str) -> None:
         ValueError: paths=8 does nothing here: it counts paths of dynamics='sde'. Leave it out.
     """
     if value is not None and not used:
-        words = repr(value)
-        many = "\n" in words or len(words) > 200  # samples, say
-        given = f"{name} (a {type(value).__name__})" if many else f"{name}={words}"
-        raise ValueError(f"{given} does nothing here: {hint}. Leave it out.")
+        text = repr(value)
+        is_long = "\n" in text or len(text) > 200  # an array of samples, for instance
+        option = f"{name} (a {type(value).__name__})" if is_long else f"{name}={text}"
+        raise ValueError(f"{option} does nothing here: {hint}. Leave it out.")
 
 
 def check_optimizer(optimizer: Any) -> None:
-    """Raise `TypeError` for what is no optax transformation."""
+    """Raise `TypeError` for objects other than an optax transformation."""
     if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
         raise TypeError(
             "optimizer must be an optax.GradientTransformation, such as optax.sgd(0.1); got "
@@ -128,25 +127,23 @@ def check_optimizer(optimizer: Any) -> None:
 
 
 def check_key(key: Any, *, optional: bool = True) -> None:
-    """Raise `ValueError` for what is no key of `jax.random`; None passes where it is optional."""
+    """Raise `ValueError` unless it is a key of `jax.random`; None passes where it is optional."""
     if key is None and optional:
         return
     if isinstance(key, jax.Array):
-        if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
-            good = key.ndim == 0
-        else:  # raw, as jax.random.PRNGKey makes them
-            good = key.dtype == jnp.uint32 and key.ndim == 1
-        if good:
+        is_typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+        is_raw = key.dtype == jnp.uint32 and key.ndim == 1  # as jax.random.PRNGKey makes them
+        if is_raw or (is_typed and key.ndim == 0):
             return
     shape = np.shape(key) if isinstance(key, jax.Array | np.ndarray) else ()
-    given = f"an array of shape {shape}" if shape else repr(key)
-    raise ValueError(f"key must be a jax.random.key, such as jax.random.key(0); got {given}.")
+    text = f"an array of shape {shape}" if shape else repr(key)
+    raise ValueError(f"key must be a jax.random.key, such as jax.random.key(0); got {text}.")
 
 
 def check_finite(name: str, tree: Any) -> None:
     """Raise `ValueError` if an array of `tree` holds NaN or infinity (tracers pass).
 
-    What is no number is a `TypeError`, see `check_leaves`.
+    A leaf that is not numeric is a `TypeError`, see `check_leaves`.
     """
     check_leaves(name, tree)
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
@@ -163,20 +160,36 @@ def check_finite(name: str, tree: Any) -> None:
 
 def is_finite(leaf: Any) -> bool:
     """Whether a known array holds no NaN or infinity; on one CPU nothing is compiled for it."""
-    if isinstance(leaf, jax.Array) and [one.platform for one in leaf.devices()] != ["cpu"]:
+    if isinstance(leaf, jax.Array) and [d.platform for d in leaf.devices()] != ["cpu"]:
         with values_known():
             return bool(_all_finite(leaf))
-    held = np.asarray(leaf)
-    with np.errstate(all="ignore"):  # a quarter of the time of looking at every number
-        return bool(np.isfinite(np.sum(held)) or np.all(np.isfinite(held)))
+    values = np.asarray(leaf)
+    with np.errstate(all="ignore"):  # the sum takes a quarter of the time of testing every number
+        return bool(np.isfinite(np.sum(values)) or np.all(np.isfinite(values)))
 
 
 def check_finite_value(name: str, value: T) -> T:
     """Return `value`; NaN or infinity in it is an error, now if concrete, else at run time."""
-    if all(is_concrete(leaf) for leaf in jax.tree.leaves(value)):
+    if all(map(is_concrete, jax.tree.leaves(value))):
         check_finite(name, value)
         return value
     return eqx.error_if(value, ~all_finite(value), f"{name} holds NaN or infinity")
+
+
+def refuse(value: Any, bad: Any, text: str, detail: Callable[[], str] | None = None) -> Any:
+    """Return `value`; where `bad` holds it is an error, now if concrete, else at run time.
+
+    Args:
+        value: array, or a pytree of arrays.
+        bad: bools.
+        text: the message.
+        detail: gives the rest of the message where values are known.
+    """
+    if not is_concrete(bad):
+        return eqx.error_if(value, jnp.any(bad), text)
+    if np.any(np.asarray(bad)):
+        raise ValueError(text + (detail() if detail else ""))
+    return value
 
 
 def all_finite(tree: Any) -> Array:
@@ -194,9 +207,9 @@ def check_array(
 
     Args:
         name: of the argument.
-        value: what was given.
-        ndim: the axes that it may have; None for any.
-        floating: integers become floats, and half precision becomes single: LAPACK has none.
+        value: an array or nested lists.
+        ndim: allowed numbers of axes; None for any.
+        floating: integers become floats, and half precision becomes single, for LAPACK.
 
     Raises:
         ValueError: text, objects, complex numbers, another number of axes.
@@ -209,18 +222,17 @@ def check_array(
         ...
         ValueError: curve must hold real numbers; got text.
     """
-    given = value if hasattr(value, "dtype") else _as_numpy(name, value)
-    real = jnp.issubdtype(given.dtype, jnp.floating) or jnp.issubdtype(given.dtype, jnp.integer)
-    if not real and given.dtype != bool:
-        kind = getattr(given.dtype, "kind", None)
-        what = given.dtype if kind not in ("U", "S", "O") else "text"
-        what = type(value).__name__ if kind == "O" else what
-        raise ValueError(f"{name} must hold real numbers; got {what}.")
+    raw = value if hasattr(value, "dtype") else _as_numpy(name, value)
+    real = jnp.issubdtype(raw.dtype, jnp.floating) or jnp.issubdtype(raw.dtype, jnp.integer)
+    if not real and raw.dtype != bool:
+        names = {"U": "text", "S": "text", "O": type(value).__name__}
+        kind = names.get(getattr(raw.dtype, "kind", ""), raw.dtype)
+        raise ValueError(f"{name} must hold real numbers; got {kind}.")
     allowed = (ndim,) if isinstance(ndim, int) else ndim
-    if allowed is not None and given.ndim not in allowed:
+    if allowed is not None and raw.ndim not in allowed:
         axes = " or ".join(map(str, allowed))
-        raise ValueError(f"{name} must have {axes} axes; got shape {tuple(given.shape)}.")
-    array = jnp.asarray(given)
+        raise ValueError(f"{name} must have {axes} axes; got shape {tuple(raw.shape)}.")
+    array = jnp.asarray(raw)
     if not floating:
         return array
     if not jnp.issubdtype(array.dtype, jnp.floating):
@@ -229,8 +241,7 @@ def check_array(
 
 
 def _as_numpy(name: str, value: Any) -> np.ndarray | Array:
-    leaves = jax.tree.leaves(value)
-    if any(not is_concrete(leaf) for leaf in leaves):
+    if not all(map(is_concrete, jax.tree.leaves(value))):
         return jnp.asarray(value)
     try:
         return np.asarray(value)
@@ -239,7 +250,7 @@ def _as_numpy(name: str, value: Any) -> np.ndarray | Array:
 
 
 def check_instance(name: str, value: Any, kind: type, source: str) -> None:
-    """Raise `TypeError` for what is no `kind`; `source` says where one comes from."""
+    """Raise `TypeError` unless `value` is a `kind`; `source` names the function that makes one."""
     if not isinstance(value, kind):
         raise TypeError(
             f"{name} must be a {kind.__name__}, of {source}; got {type(value).__name__}."
@@ -247,7 +258,7 @@ def check_instance(name: str, value: Any, kind: type, source: str) -> None:
 
 
 def check_several(name: str, values: Any, of: str) -> tuple[Any, ...]:
-    """The items of a list, tuple or array as a tuple, else `TypeError`; `of` says what they are."""
+    """The items of a list, tuple or array as a tuple, else `TypeError`; `of` names them."""
     array = isinstance(values, jax.Array | np.ndarray) and values.ndim > 0
     if not (isinstance(values, Sequence) or array) or isinstance(values, str | bytes):
         raise TypeError(f"{name} must be a list of {of}; got {values!r}.")
@@ -255,10 +266,10 @@ def check_several(name: str, values: Any, of: str) -> tuple[Any, ...]:
 
 
 def check_integers(name: str, values: Any, *, at_least: int = 1) -> tuple[int, ...]:
-    """Several integers, at least so large, as a tuple of int; whole floats do not pass."""
-    several = check_several(name, values, "integers")
-    known = (one if isinstance(one, int) else np.asarray(one)[()] for one in several)
-    return tuple(check_integer(name, one, at_least=at_least) for one in known)
+    """Several integers, each at least `at_least`, as a tuple of int; whole floats do not pass."""
+    items = check_several(name, values, "integers")
+    scalars = (item if isinstance(item, int) else np.asarray(item)[()] for item in items)
+    return tuple(check_integer(name, scalar, at_least=at_least) for scalar in scalars)
 
 
 def check_floating(name: str, tree: Any) -> None:
@@ -274,7 +285,7 @@ def check_floating(name: str, tree: Any) -> None:
 
 
 def check_known(**values: Any) -> None:
-    """Raise `ValueError` where an argument has a traced leaf, for what looks at values."""
+    """Raise `ValueError` where an argument has a traced leaf, for functions that read values."""
     for name, value in values.items():
         if not all(map(is_concrete, jax.tree.leaves(value))):
             raise ValueError(
@@ -284,7 +295,7 @@ def check_known(**values: Any) -> None:
 
 
 def check_leaves(name: str, tree: Any) -> None:
-    """Raise `TypeError` where a leaf of a pytree is no number or array of numbers."""
+    """Raise `TypeError` where a leaf of a pytree is not a number or an array of numbers."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if isinstance(leaf, bool | int | float | complex | np.number | jax.Array):
             continue

@@ -1,15 +1,15 @@
-"""`jax.jit` for the programs of a forecast: at full precision, and on CPUs compiled quickly.
+"""`jax.jit` for a forecast's compiled functions: at full precision, and on CPUs compiled quickly.
 
-What a user waits for is mostly the compilation of some dozens of programs that run a few times.
-XLA's older emitter for CPUs and LLVM's first level of optimisation take half of the time of a
-compilation; the programs run as fast, and the
-numbers differ by rounding only. Of a deep network, where a program has many arguments, it is the
-newer emitter that is quicker. Steps of real trainings stay with `jax.jit`, as their users' do.
+Most of the time of a forecast is the compilation of some dozens of functions that run a few times.
+XLA's older emitter for CPUs and LLVM's first optimization level halve the time of a compilation;
+the functions run as fast, and results differ by rounding only. For a deep network, whose functions
+have many arguments, the newer emitter is quicker. Steps of training runs use `jax.jit`, as users'
+own training does.
 
 NVIDIA's GPUs round the operands of a float32 product to TF32 by default, eleven bits, and TPUs to
-bfloat16. A training run tolerates that, and runs here as JAX runs it. What is computed once to be
-relied on (kernels, outputs, the courses that are read off them, pseudoinverses and their residuals)
-asks for all of float32, whatever the device: `tests/test_precision.py` looks for what does not.
+bfloat16. Training runs tolerate that and use JAX's defaults. Kernels, outputs, forecasts,
+pseudoinverses and their residuals are computed in float32 on every device;
+`tests/test_precision.py` checks that.
 """
 
 import ctypes
@@ -25,13 +25,12 @@ import jax
 import jax.extend as jex
 
 LONG = {"xla_backend_optimization_level": 1}
-"""Options of XLA for programs of many arrays, and for those whose time is in loops over pieces of
-large arrays, of which the older emitter makes copies: a layer's sketch takes it two to four times
-as long."""
+"""Options of XLA for functions of many arrays, and for loops over slices of large arrays. The older
+emitter copies these: a layer's sketch takes 2 to 4 times as long."""
 SHORT = {**LONG, "xla_cpu_use_fusion_emitters": False}
-"""The same for all others."""
+"""Options for all other functions."""
 MANY = 64
-"""A program of more arrays is long."""
+"""Functions of more arrays take the options `LONG`."""
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -40,7 +39,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def full_precision(fun: Function) -> Function:
     """The same function, whose products of float32 matrices are float32 on every device.
 
-    What it calls is traced so, too, networks of users among it, unless they say a precision.
+    Functions that it calls are traced at the same precision, users' networks included, unless they
+    set a precision themselves.
 
     Args:
         fun: any function; under `jax.jit` and the like it counts while it is traced.
@@ -61,15 +61,15 @@ def full_precision(fun: Function) -> Function:
 
 
 def jit(fun: Callable[..., Any], *, has_loops: bool = False, **options: Any) -> Callable[..., Any]:
-    """A compiled function, as `jax.jit` gives it, at full precision; on CPUs compiled quickly.
+    """A compiled function, as of `jax.jit`, at full precision; on CPUs compiled quickly.
 
-    Within a caller's trace (XLA's options are those of whole programs), on other backends, for a
-    jaxlib that does not know the options, and for users who chose options of their own, it is
-    compiled as by `jax.jit` itself.
+    It is compiled with the options of `jax.jit` itself within a caller's trace (XLA's options apply
+    to whole functions), on other backends, if jaxlib does not support the options, and if the user
+    sets some of them.
 
     Args:
         fun: the function, as `__wrapped__` afterwards.
-        has_loops: whether its time is in loops over pieces of large arrays.
+        has_loops: whether loops over slices of large arrays dominate its time.
         options: those of `jax.jit`.
 
     Example:
@@ -103,11 +103,11 @@ def jit(fun: Callable[..., Any], *, has_loops: bool = False, **options: Any) -> 
 
 _OUTSIDE: Any = jex.core.get_opaque_trace_state()  # this module is imported outside of traces
 _unknown_options: list[str] = []
-"""What a jaxlib has said that does not know the options."""
+"""Error messages of a jaxlib that does not support the options."""
 
 
 def is_quick() -> bool:
-    """Whether a program that is called here and now is compiled with options of ours.
+    """Whether a function called now is compiled with the options of this module.
 
     Example:
         >>> jax.jit(lambda x: x + is_quick())(0).item()
@@ -119,39 +119,39 @@ def is_quick() -> bool:
 
 
 def _users_chose() -> bool:
-    """Whether the flags or the configuration say how programs are to be compiled."""
+    """Whether flags or the configuration set how functions are compiled."""
     flags = os.environ.get("XLA_FLAGS", "")
     is_set = jax.config.values.get("jax_disable_most_optimizations", False)
     return is_set or any(name in flags for name in SHORT)
 
 
-_programs: weakref.WeakSet[Any] = weakref.WeakSet()
+_compiled: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def registered(program: Any) -> Any:
-    """A function that `jax.jit` gave, to be dropped by `bound_programs` with those of `jit`."""
-    _programs.add(program)
-    return program
+def registered(compiled: Any) -> Any:
+    """A function of `jax.jit`, whose cache `bound_programs` may clear."""
+    _compiled.add(compiled)
+    return compiled
 
 
 def bound_programs() -> None:
-    """Drop what jaxttp has compiled before Linux lets the process map no more memory.
+    """Clear jaxttp's caches of compiled functions before the process reaches Linux's map limit.
 
-    `jax.jit` keeps 4,096 programs, each of which maps 15 pieces of memory or more on a CPU (jaxlib
-    0.10.1), and Linux allows a process 65,530 of them: the next compilation would end the process.
-    What is called again is compiled again; what the user compiled is left alone.
+    `jax.jit` keeps 4,096 compiled functions, each with 15 memory maps or more on a CPU (jaxlib
+    0.10.1). Linux allows a process 65,530 maps; beyond, the next compilation ends the process.
+    Cleared functions compile again when they are called; those of the user are kept.
     """
     allowed, used = Path("/proc/sys/vm/max_map_count"), Path("/proc/self/maps")
     if not (allowed.exists() and used.exists()):
         return
-    if used.read_bytes().count(b"\n") > 0.4 * int(allowed.read_text()):  # some 5 GiB by then
-        for program in list(_programs):
-            program.clear_cache()
+    if used.read_bytes().count(b"\n") > 0.4 * int(allowed.read_text()):  # at some 5 GiB
+        for compiled in list(_compiled):
+            compiled.clear_cache()
         give_back()
 
 
 def give_back() -> None:
-    """What is garbage goes back to the machine; what is freed alone stays with the process."""
+    """Collect garbage and return freed memory to the operating system."""
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:

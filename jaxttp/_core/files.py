@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and JSON from anywhere."""
+"""Files that are written atomically, and strict JSON."""
 
 import contextlib
 import json
@@ -13,11 +13,11 @@ from jaxttp._core.process import unfinished
 
 @contextlib.contextmanager
 def replaced(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A place beside a file to write to; at the end it takes the file's name.
+    """A temporary path in the folder of a file; at the end it takes the file's name.
 
     Args:
-        path: the file, which may exist; its folder is made if need be. What is there and no file (a
-            pipe, a device) is written to as it is.
+        path: the file, which may exist; its folder is created if needed. A pipe or a device is
+            written to directly.
 
     Yields:
         The path to write to, of the same suffix.
@@ -25,8 +25,8 @@ def replaced(path: str | os.PathLike[str]) -> Iterator[Path]:
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     with replaced(Path(folder, "new", "words.txt")) as place:
-        ...         _ = place.write_text("all of them")
+        ...     with replaced(Path(folder, "new", "words.txt")) as temporary:
+        ...         _ = temporary.write_text("all of them")
         ...     Path(folder, "new", "words.txt").read_text()
         'all of them'
     """
@@ -46,10 +46,10 @@ def replaced(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def parse_json(text: str) -> Any:
-    """What a JSON text says; Python's own parser takes NaN and infinity, which JSON has not.
+    """The value of a JSON text; Python's own parser accepts NaN and infinity, which JSON has not.
 
     Args:
-        text: of a file, from anywhere.
+        text: of a file.
 
     Raises:
         ValueError: it is no JSON, holds a number that is not finite, or is nested too deeply.

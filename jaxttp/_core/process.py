@@ -33,14 +33,14 @@ _SHOW_CURSOR = "\r\x1b[2K\x1b[?25h"
 
 unfinished: set[Path] = set()
 """Files that are being written, under names of their own: they do not stay."""
-_held = {"depth": 0, "wanted": 0}
+_blocks = {"depth": 0, "signals": 0}
 
 
 def is_command() -> bool:
     """Whether this process was started as `jaxttp` or `python -m jaxttp`."""
-    given = sys.orig_argv
-    if sys.argv[:1] == ["-m"]:  # as long as Python looks for the module
-        return "jaxttp" in given and given[given.index("jaxttp") - 1] == "-m"
+    arguments = sys.orig_argv
+    if sys.argv[:1] == ["-m"]:  # while Python looks for the module
+        return "jaxttp" in arguments and arguments[arguments.index("jaxttp") - 1] == "-m"
     return bool(sys.argv) and Path(sys.argv[0]).stem == "jaxttp"
 
 
@@ -53,24 +53,24 @@ def watch() -> None:
 
 @contextlib.contextmanager
 def whole() -> Iterator[None]:
-    """Work that is done to its end before Ctrl-C is heard; the second one is heard at once."""
-    _held["depth"] += 1
+    """A block that is finished before the process leaves on Ctrl-C; a second one leaves at once."""
+    _blocks["depth"] += 1
     try:
         yield
     finally:
-        _held["depth"] -= 1
-        if _held["wanted"] and not _held["depth"]:
+        _blocks["depth"] -= 1
+        if _blocks["signals"] and not _blocks["depth"]:
             leave()
 
 
 def _interrupted(*_: Any) -> None:
-    _held["wanted"] += 1
-    if not _held["depth"] or _held["wanted"] > 1:
+    _blocks["signals"] += 1
+    if not _blocks["depth"] or _blocks["signals"] > 1:
         leave()
 
 
 def leave() -> NoReturn:
-    """Remove what is half-written, say so in one line, and go without the interpreter's end."""
+    """Remove unfinished files, print one line, and exit without the interpreter's finalization."""
     for path in list(unfinished):
         with contextlib.suppress(OSError):
             path.unlink()
@@ -85,13 +85,13 @@ LIMIT = 2**30
 
 
 def keep_compiled(wanted: bool = True) -> str:
-    """Keep compiled programs from now on, for this process, unless JAX has a folder already.
+    """Keep compiled functions from now on, for this process, unless JAX has a folder already.
 
     Args:
-        wanted: False for a command that was told not to.
+        wanted: False for a command with caching off.
 
     Returns:
-        Where they are kept, or why they are not.
+        The folder, or the reason why there is none.
     """
     import jax
 
@@ -107,7 +107,7 @@ def keep_compiled(wanted: bool = True) -> str:
         is_ours = not hasattr(os, "getuid") or folder.stat().st_uid == os.getuid()
     except (OSError, RuntimeError) as problem:  # no home, or one that cannot be written to
         return f"not kept: {problem}"
-    if not is_ours:  # a program in it is run
+    if not is_ours:  # code in it is executed
         return f"not kept: {folder} belongs to another user"
     jax.config.update("jax_compilation_cache_dir", str(folder))
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
@@ -127,12 +127,12 @@ def _folder() -> Path:
 
 
 def hush() -> None:
-    """Keep XLA from a flood of false alarms when it loads a program; before JAX is imported.
+    """Silence false warnings of XLA when it loads a compiled function; before JAX is imported.
 
-    jaxlib 0.9 to 0.10.2 compare the CPU's features with a list to which they have added two wishes
-    of their own (``prefer-no-gather``), so that every program that is read raises two alarms of two
-    thousand letters (https://github.com/openxla/xla/issues/44565). Errors that matter are
-    exceptions. With an accelerator's plugin, whose errors may say more, nothing is changed.
+    jaxlib 0.9 to 0.10.2 compare the CPU's features with a list to which they add two preferences
+    (``prefer-no-gather``), so every function that is loaded logs two warnings of 2,000 characters
+    (https://github.com/openxla/xla/issues/44565). Real errors are exceptions. With the plugin of an
+    accelerator nothing is changed.
     """
     if importlib.util.find_spec("jax_plugins") or importlib.util.find_spec("libtpu"):
         return
@@ -140,7 +140,7 @@ def hush() -> None:
 
 
 def versions() -> dict[str, str]:
-    """What a result was made with.
+    """The versions of packages, Python and the device, for records of a result.
 
     Returns:
         Name -> version, the device and the Python included.
@@ -164,7 +164,7 @@ def versions() -> dict[str, str]:
 
 
 def host_memory() -> dict[str, float]:
-    """GiB as "MemTotal", of this machine, or of the container that it is, if that is less."""
+    """GiB as "MemTotal", of this machine, or of its container if that is less."""
     if not hasattr(os, "sysconf"):
         return {}
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]

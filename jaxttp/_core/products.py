@@ -13,7 +13,7 @@ _DROPPED = jax.lax.GatherScatterMode.FILL_OR_DROP
 
 
 def with_forward_mode(function: Callable[[Any], Array], params: Any) -> Callable[[Any], Array]:
-    """The same function, which `jax.jvp` and `jax.linearize` take.
+    """The same function, with a forward mode for `jax.jvp` and `jax.linearize`.
 
     A function with a `jax.custom_vjp` inside (flash attention, a solver's adjoint) has no forward
     mode; its tangents are then those of `pull_and_push`.
@@ -27,17 +27,14 @@ def with_forward_mode(function: Callable[[Any], Array], params: Any) -> Callable
         ... def double(w):
         ...     return 2 * w
         >>> double.defvjp(lambda w: (2 * w, None), lambda _, g: (2 * g,))
-        >>> one = jnp.ones(1)
-        >>> jax.jvp(with_forward_mode(double, one), (one,), (3 * one,))[1].tolist()
+        >>> w = jnp.ones(1)
+        >>> jax.jvp(with_forward_mode(double, w), (w,), (3 * w,))[1].tolist()
         [6.0]
     """
     closed = jax.make_jaxpr(lambda p: function(p))(params)
-    if not _any_equation(closed.jaxpr, lambda one: "custom_vjp" in one.primitive.name):
+    if not _any_equation(closed.jaxpr, lambda equation: "custom_vjp" in equation.primitive.name):
         return function
-
-    @jax.custom_jvp
-    def run(params: Any) -> Array:
-        return function(params)
+    run = jax.custom_jvp(lambda params: function(params))
 
     @run.defjvp
     def tangent(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Array, Array]:
@@ -69,73 +66,67 @@ def pull_and_push(
         function: ``params -> outputs``.
         params: pytree of floating-point arrays.
     """
-    outputs, pull = jax.vjp(function, params)
-    backward = jax.make_jaxpr(lambda u: pull(u)[0])(outputs)
+    outputs, pull_tuple = jax.vjp(function, params)
+
+    def pull(u: Array) -> Any:
+        return pull_tuple(u)[0]
+
+    backward = jax.make_jaxpr(pull)(outputs)
+    linear = pull
     if _any_equation(backward.jaxpr, _promises):
         leaves = jex.core.jaxpr_as_fun(_dropping(backward))
         treedef = jax.tree.structure(params)
-
-        def dropping(u: Array) -> Any:
-            return jax.tree.unflatten(treedef, leaves(u))
-
-        transposed = jax.linear_transpose(dropping, outputs)
-    else:
-        transposed = jax.linear_transpose(lambda u: pull(u)[0], outputs)
+        linear = lambda u: jax.tree.unflatten(treedef, leaves(u))  # noqa: E731
+    transposed = jax.linear_transpose(linear, outputs)
     try:
         jax.eval_shape(transposed, params)
     except (NotImplementedError, ValueError, TypeError, AssertionError):
-        return outputs, lambda u: pull(u)[0], lambda v: _by_rows(pull, outputs, v)
-    return outputs, lambda u: pull(u)[0], lambda v: transposed(v)[0]
+        return outputs, pull, lambda v: _by_rows(pull, outputs, v)
+    return outputs, pull, lambda v: transposed(v)[0]
 
 
-def _by_rows(pull: Callable[[Array], tuple[Any]], outputs: Array, direction: Any) -> Array:
+def _by_rows(pull: Callable[[Array], Any], outputs: Array, direction: Any) -> Array:
     """Jv, a row of J at a time."""
 
     def row(index: Array) -> Array:
         unit = jnp.zeros(outputs.size, outputs.dtype).at[index].set(1).reshape(outputs.shape)
-        leaves = zip(jax.tree.leaves(pull(unit)[0]), jax.tree.leaves(direction), strict=True)
+        leaves = zip(jax.tree.leaves(pull(unit)), jax.tree.leaves(direction), strict=True)
         return sum((jnp.vdot(a, b) for a, b in leaves), start=jnp.zeros((), outputs.dtype))
 
     return jax.lax.map(row, jnp.arange(outputs.size)).reshape(outputs.shape)
 
 
-def _inner_programs(value: Any) -> list[Any]:
-    """The programs among the parameters of an equation."""
-    many = value if isinstance(value, tuple | list) else (value,)
-    return [one for one in many if isinstance(one, jex.core.Jaxpr | jex.core.ClosedJaxpr)]
-
-
 def _any_equation(jaxpr: Any, condition: Callable[[Any], bool]) -> bool:
-    """Whether a condition holds for an equation of a program, or of one within it."""
+    """Whether a condition holds for an equation of a jaxpr, or of one within it."""
     return any(map(condition, jaxpr.eqns)) or any(
         _any_equation(inner, condition) for inner in jex.core.subjaxprs(jaxpr)
     )
 
 
 def _promises(equation: Any) -> bool:
-    """Whether an equation scatters where it was promised that every index is within bounds."""
+    """Whether an equation scatters in the mode that promises indices within bounds."""
     return equation.primitive.name == "scatter-add" and equation.params["mode"] == _PROMISED
 
 
-def _dropping(program: Any) -> Any:
-    """The same program with such scatters told to drop what is out of bounds, as they do anyway.
+def _dropping(jaxpr: Any) -> Any:
+    """The same jaxpr, whose scatters of that mode drop indices out of bounds, as they do anyway.
 
-    ``table[tokens]`` makes that promise. For a token that breaks it the outputs hold the nearest
-    row, whose gradient the backward product drops; its transpose would add the row again.
+    ``table[tokens]`` promises indices within bounds. For a token out of bounds the outputs hold the
+    nearest row. The backward product drops its gradient, but its transpose would add the row again.
     """
-    inside = getattr(program, "jaxpr", program)
-    if inside is not program:  # from JAX 0.12 on there is one class, which is its own inside
-        return program.replace(jaxpr=_dropping(inside))
+    inner = getattr(jaxpr, "jaxpr", jaxpr)
+    if inner is not jaxpr:  # from JAX 0.12 on a single class, which is its own `jaxpr`
+        return jaxpr.replace(jaxpr=_dropping(inner))
 
-    def mended(value: Any) -> Any:
-        if isinstance(value, tuple | list):
-            return type(value)(mended(one) for one in value) if _inner_programs(value) else value
-        return _dropping(value) if _inner_programs(value) else value
+    def replaced(value: Any) -> Any:
+        if isinstance(value, jex.core.Jaxpr | jex.core.ClosedJaxpr):
+            return _dropping(value)
+        return type(value)(map(replaced, value)) if type(value) in (tuple, list) else value
 
     equations = []
-    for equation in program.eqns:
-        params = {name: mended(value) for name, value in equation.params.items()}
-        if equation.primitive.name == "scatter-add" and params["mode"] == _PROMISED:
+    for equation in jaxpr.eqns:
+        params = {name: replaced(value) for name, value in equation.params.items()}
+        if _promises(equation):
             params["mode"] = _DROPPED
         equations.append(equation.replace(params=params))
-    return program.replace(eqns=equations)
+    return jaxpr.replace(eqns=equations)

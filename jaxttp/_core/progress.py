@@ -13,19 +13,19 @@ import jax
 from jaxttp._core.checks import check_number
 
 RECENT = 32
-"""Calls whose pace the time that is left is told from: the first ones compile."""
+"""Calls whose pace gives the remaining time; the first calls of a job compile."""
 
 
 def print_progress(what: str = "", *, every: float = 10.0, to: Any = None) -> Callable[..., None]:
-    """A `progress=` for any function that takes one: lines with the time that is left.
+    """A function for `progress=` that prints lines with the remaining time.
 
-    The time left is what the rest takes at the pace of the last 32 calls, so that a slow
-    start with compilation does not mislead for long.
+    The remaining time is estimated from the pace of the last 32 calls, so that a slow start with
+    compilation does not mislead for long.
 
     Args:
-        what: stands before every line; a function that names its stages does it itself.
-        every: seconds between two lines at least; the end of a stage is always told.
-        to: where lines are printed; standard error when None.
+        what: a label before every line, for functions that do not name their stages.
+        every: seconds between two lines, at least; the end of a stage is always printed.
+        to: a file for the lines; standard error when None.
 
     Returns:
         A function of (done, total), or of (stage, done, total).
@@ -34,37 +34,37 @@ def print_progress(what: str = "", *, every: float = 10.0, to: Any = None) -> Ca
         ValueError: `every` is negative or no number.
 
     Example:
-        >>> tell = print_progress("kernel", every=0, to=sys.stdout)
-        >>> tell(0, 2); tell(2, 2)
+        >>> show = print_progress("kernel", every=0, to=sys.stdout)
+        >>> show(0, 2); show(2, 2)
         kernel: 0 of 2
         kernel: 2 of 2, 0 s left
     """
     check_number("every", every, at_least=0.0)
     marks: collections.deque[tuple[float, int]] = collections.deque(maxlen=RECENT)
-    last = {"stage": what, "told": -float("inf")}
+    last = {"stage": what, "printed": -float("inf")}
 
-    def tell(*told: str | int) -> None:
-        *stage, done, total = told
-        now, words = time.monotonic(), str(stage[0]) if stage else what
-        if words != last["stage"] or (marks and int(done) < marks[-1][1]):
+    def show(*progress: str | int) -> None:
+        *stages, done, total = progress
+        now, stage = time.monotonic(), str(stages[0]) if stages else what
+        if stage != last["stage"] or (marks and int(done) < marks[-1][1]):
             marks.clear()
-            last.update(stage=words, told=-float("inf"))
+            last.update(stage=stage, printed=-float("inf"))
         marks.append((now, int(done)))
-        if now - float(last["told"]) >= every or done == total:
-            last["told"] = now
-            before = f"{words}: " if words else ""
+        if now - float(last["printed"]) >= every or done == total:
+            last["printed"] = now
+            label = f"{stage}: " if stage else ""
             left = seconds_left(marks, int(total))
-            after = "" if left is None else f", {duration(left)} left"
-            print(f"{before}{done} of {total}{after}", file=to or sys.stderr, flush=True)
+            remaining = "" if left is None else f", {duration(left)} left"
+            print(f"{label}{done} of {total}{remaining}", file=to or sys.stderr, flush=True)
 
-    return tell
+    return show
 
 
 def seconds_left(marks: Iterable[tuple[float, int]], total: int) -> float | None:
-    """Seconds that the rest takes at the pace of these marks; None where they tell no pace.
+    """Remaining seconds at the pace of these marks; None where the pace is zero or unknown.
 
     Args:
-        marks: (seconds, how much was done by then), in order.
+        marks: (seconds, amount done at that time), in order.
         total: how much there is to do.
 
     Example:
@@ -78,19 +78,19 @@ def seconds_left(marks: Iterable[tuple[float, int]], total: int) -> float | None
 
 
 def duration(seconds: float) -> str:
-    """Seconds in words, to two units.
+    """Seconds as text, to two units.
 
     Example:
         >>> duration(8.2), duration(204), duration(7380), duration(200_000)
         ('8 s', '3 min 24 s', '2 h 3 min', '2 d 7 h')
     """
     left = round(seconds)
-    words = []
+    parts = []
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
         count, left = divmod(left, size)
-        if count or words or unit == "s":
-            words.append(f"{count} {unit}")
-    return " ".join(words[:2])
+        if count or parts or unit == "s":
+            parts.append(f"{count} {unit}")
+    return " ".join(parts[:2])
 
 
 class Stopwatch:
@@ -114,7 +114,7 @@ class Stopwatch:
 
     def _record(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
         del kwargs
-        # What another thread of the user's compiles is no part of the block.
+        # Compilations of the user's other threads are not part of the block.
         if event.startswith("/jax/core/compile/") and threading.get_ident() == self._thread:
             now = time.perf_counter()
             self._spans.append((now - duration_secs, now))
@@ -151,7 +151,7 @@ def stopwatch() -> Iterator[Stopwatch]:
 
 @contextmanager
 def compilations() -> Iterator[list[float]]:
-    """Seconds of every program that XLA compiles inside a block; one entry each.
+    """Seconds of every compilation by XLA inside a block.
 
     Example:
         >>> with compilations() as seen:
@@ -171,7 +171,7 @@ def compilations() -> Iterator[list[float]]:
 
 @contextmanager
 def _listening(record: Callable[..., None]) -> Iterator[None]:
-    """Tell a function of every event that JAX times inside a block."""
+    """Call a function for every event that JAX times inside a block."""
     jax.monitoring.register_event_duration_secs_listener(record)
     try:
         yield

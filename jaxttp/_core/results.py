@@ -1,9 +1,8 @@
-"""What every result can do: print itself, show itself in a notebook, draw itself.
+"""Printing, notebook display and plotting of all results.
 
-A result takes the three by one line in its body, ``plot, _repr_html_, __repr__ = RESULT``, be it a
-dataclass, a NamedTuple or a module. What it looks like in words is its own ``__str__`` where it has
-one, and its fields one a line otherwise; its figure is the one that `jaxttp.plots` knows for its
-type.
+A result has the three by one line in its body, ``plot, _repr_html_, __repr__ = RESULT``, be it a
+dataclass, a NamedTuple or a module. Its text is its own ``__str__`` if it has one, else one field a
+line. Its figure is that of `jaxttp.plots` for its type.
 """
 
 import dataclasses
@@ -11,7 +10,7 @@ import html
 import importlib
 import math
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -26,7 +25,7 @@ ROWS = 12
 
 
 def describe(result: Any) -> str:
-    """A result in words: its name, and its fields one a line.
+    """A result as text: its name, and its fields one a line.
 
     Args:
         result: a dataclass, module or named tuple.
@@ -41,11 +40,12 @@ def describe(result: Any) -> str:
           seconds          0.25
           compile_seconds  1
     """
-    rows = list(_fields_in_words(result))
-    width = max((len(name) for name, _ in rows), default=0)
-    return "\n".join(
-        [type(result).__name__, *(f"  {name:<{width}}  {what}" for name, what in rows)]
-    )
+    fields = getattr(result, "_fields", None) or [f.name for f in dataclasses.fields(result)]
+    values = {name: getattr(result, name, None) for name in fields}
+    values = {name: value for name, value in values.items() if value is not None}
+    width = max(map(len, values), default=0)
+    rows = [f"  {name:<{width}}  {_short(value)}" for name, value in values.items()]
+    return "\n".join([type(result).__name__, *rows])
 
 
 def wrapped(line: str, indent: int) -> str:
@@ -72,17 +72,6 @@ def plain_numbers(values: Any) -> list[float | None]:
     return [plain_number(value) for value in np.asarray(values)]
 
 
-def _fields_in_words(result: Any) -> Iterator[tuple[str, str]]:
-    if dataclasses.is_dataclass(result):
-        names = [field.name for field in dataclasses.fields(result)]
-    else:
-        names = list(result._fields)
-    for name in names:
-        value = getattr(result, name, None)
-        if value is not None:
-            yield name, _short(value)
-
-
 def _short(value: Any) -> str:
     """One line for any value."""
     if isinstance(value, Tracer | jax.ShapeDtypeStruct):
@@ -94,7 +83,7 @@ def _short(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, Mapping):
-        text = ", ".join(f"{key}: {_short(one)}" for key, one in value.items())
+        text = ", ".join(f"{key}: {_short(item)}" for key, item in value.items())
         return text if len(text) <= 100 else f"{len(value)} entries"
     if isinstance(value, tuple | list) and not hasattr(value, "_fields"):
         text = ", ".join(map(_short, value)) if len(value) <= 8 else ""
@@ -106,43 +95,37 @@ def _short(value: Any) -> str:
 def _array(value: Any) -> str:
     if not isinstance(value.dtype, np.dtype):  # random keys
         return f"{value.dtype}{list(value.shape)}"
-    found = np.asarray(value)
-    kind = f"{found.dtype}{list(found.shape)}"
-    if found.ndim == 0:
-        one = found.item()
-        return f"{one:.6g}" if isinstance(one, float) else str(one)
-    if not found.size or not np.issubdtype(found.dtype, np.number):
+    array = np.asarray(value)
+    kind = f"{array.dtype}{list(array.shape)}"
+    if array.ndim == 0:
+        return _short(array.item())
+    if not array.size or not np.issubdtype(array.dtype, np.number):
         return kind
-    if found.ndim == 1 and found.size <= 6:
-        words = "{:.4g}" if np.issubdtype(found.dtype, np.inexact) else "{}"
-        return " ".join(words.format(one) for one in found)
-    finite = found[np.isfinite(found)]
+    if array.ndim == 1 and array.size <= 6:
+        form = "{:.4g}" if np.issubdtype(array.dtype, np.inexact) else "{}"
+        return " ".join(map(form.format, array))
+    finite = array[np.isfinite(array)]
     if not finite.size:
         return f"{kind}, nothing finite"
-    rest = "" if finite.size == found.size else f", {found.size - finite.size} not finite"
-    return f"{kind} from {finite.min():.4g} to {finite.max():.4g}{rest}"
+    missing = "" if finite.size == array.size else f", {array.size - finite.size} not finite"
+    return f"{kind} from {finite.min():.4g} to {finite.max():.4g}{missing}"
 
 
-def _has_words(result: Any) -> bool:
-    """Whether the class says itself what it is, and its values are there to be said."""
-    if type(result).__str__ is object.__str__:
-        return False
-    return not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(result))
-
-
-def _in_words(self: Any) -> str:
-    """The result's own words, or its fields one a line."""
-    return str(self) if _has_words(self) else describe(self)
+def _text(self: Any) -> str:
+    """The result's own text if it has one and is not traced, else its fields one a line."""
+    is_traced = any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(self))
+    has_text = type(self).__str__ is not object.__str__
+    return str(self) if has_text and not is_traced else describe(self)
 
 
 def _in_html(self: Any) -> str:
-    """For notebooks: a table where the result has rows, its words otherwise."""
+    """For notebooks: a table where the result has rows, its text otherwise."""
     if callable(getattr(self, "rows", None)):
         rows = self.rows()
         table = html_table(list(rows[0]), [list(row.values()) for row in rows[:ROWS]])
         more = f"<p>{len(rows) - ROWS} more rows</p>" if len(rows) > ROWS else ""
         return table + more
-    return f"<pre>{html.escape(_in_words(self))}</pre>"
+    return f"<pre>{html.escape(_text(self))}</pre>"
 
 
 def _plot(self: Any, **options: Any) -> "Figure":
@@ -163,8 +146,8 @@ def figures() -> Any:
     return importlib.import_module("jaxttp.plots")
 
 
-RESULT = (_plot, _in_html, _in_words)
-"""``plot, _repr_html_, __repr__``: what the body of a result's class takes over."""
+RESULT = (_plot, _in_html, _text)
+"""``plot, _repr_html_, __repr__`` for the body of a result's class."""
 
 
 def html_table(head: Any, rows: Any) -> str:

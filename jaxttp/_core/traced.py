@@ -1,19 +1,19 @@
 """User functions, traced once per call of a public function.
 
-A compiled function must not remember what a user's function read while it was compiled: a global,
-an attribute, an array that was changed in place. So every public function traces the user's
-functions anew, and compiled functions are found by the equations:
+A compiled function must not keep values that a user's function read while it was compiled: a
+global, an attribute, an array that was changed in place. So every public function traces the user's
+functions again, and compiled functions are keyed by the equations:
 
-- A network becomes a `Traced`: the arrays that it closes over are arguments of what is compiled,
-  its equations a `Program`, which is one object for all networks of the same equations. A network
-  that is made anew by the same code compiles nothing, a changed array is a changed argument, and a
-  changed number in the code is another program.
+- A network becomes a `Traced`. The arrays that it closes over are arguments of the compiled
+  function. Its equations are a `Program`, one object for all networks of the same equations. A
+  network rebuilt by the same code compiles nothing, a changed array is a changed argument, and a
+  changed number in the code is another `Program`.
 - A loss or an update of an optimizer becomes a `Keyed`: the function itself, equal to others of the
   same equations and constants.
 
 Callables within equations (callbacks, policies of rematerialization) compare by identity, so that a
-new one compiles again; those of `equinox.error_if` by their messages. Rules of `jax.custom_jvp` and
-`jax.custom_vjp` are traced, too.
+new one compiles again; those of `equinox.error_if` compare by their messages. Rules of
+`jax.custom_jvp` and `jax.custom_vjp` are traced, too.
 """
 
 import contextlib
@@ -92,27 +92,27 @@ class Traced(eqx.Module):
         values.update(zip(program.constants, self.constants, strict=True))
         values.update(zip(program.inputs, [*leaves, *data], strict=True))
         run_steps(program.steps, values, leaves, program.shared)
-        found = [values[slot] for slot in program.outputs]
-        return jax.tree.unflatten(program.structures[2], found)
+        outputs = [values[slot] for slot in program.outputs]
+        return jax.tree.unflatten(program.structures[2], outputs)
 
     @property
     def outputs(self) -> Any:
-        """Shapes and dtypes of what the network returns."""
+        """Shapes and dtypes of the network's outputs."""
         avals = [self.program.avals[slot] for slot in self.program.outputs]
         shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
         return jax.tree.unflatten(self.program.structures[2], shapes)
 
 
 def trace_network(apply_fn: ApplyFn, params: Any, x: Any) -> Traced:
-    """A network's equations for these shapes; what it closes over is read now.
+    """A network's equations for these shapes; arrays of its closure are read now.
 
     Args:
         apply_fn: ``(params, x) -> outputs``.
         params: parameters, arrays or their `jax.ShapeDtypeStruct`.
         x: samples, likewise.
     """
-    # A function of its own: JAX keeps what it traced by the identity of the function.
-    closed, shape = jax.make_jaxpr(lambda *given: apply_fn(*given), return_shape=True)(params, x)
+    # A new function: JAX caches traces by the identity of the function.
+    closed, shape = jax.make_jaxpr(lambda *args: apply_fn(*args), return_shape=True)(params, x)
     structures = jax.tree.structure(params), jax.tree.structure(x), jax.tree.structure(shape)
     line, count = straight_line(closed), structures[0].num_leaves
     program = Program(
@@ -125,8 +125,8 @@ def trace_network(apply_fn: ApplyFn, params: Any, x: Any) -> Traced:
 class Network:
     """A network as the functions of this package call it: each shape is traced once.
 
-    What was traced lives as long as this object, which is one call of a public function, or as long
-    as the user holds what such a call has made (a `Problem`, an operator).
+    Traces live as long as this object: for one call of a public function, or as long as the user
+    holds its result (a `Problem`, an operator).
 
     Attributes:
         apply_fn: ``(params, x) -> outputs``.
@@ -138,15 +138,15 @@ class Network:
         noted(self, lambda: notes_of(apply_fn))
 
     def __call__(self, params: Any, x: Any) -> Any:
-        """The network's outputs, by the function itself, which others trace."""
+        """The network's outputs, by the function itself, for callers that trace it."""
         return self.apply_fn(params, x)
 
     def run(self, params: Any, x: Any) -> Any:
-        """The same by its equations, of which CPUs take some otherwise (`jaxttp._core.xla_cpu`)."""
+        """The same by its equations, some of which are rewritten on CPUs (`_core.xla_cpu`)."""
         return self.at(params, x)(params, x)
 
     def __deepcopy__(self, memo: Any) -> "Network":
-        return self  # what was traced is no data
+        return self  # traces are no data
 
     def at(self, params: Any, x: Any) -> Traced:
         """The network, traced with these shapes."""
@@ -182,8 +182,8 @@ def network_of(apply_fn: ApplyFn) -> Network:
 class Keyed:
     """A function that is equal to others of the same equations and constants.
 
-    For static arguments of compiled functions. One that holds traced values, or that cannot be
-    traced with the examples, equals itself alone.
+    For static arguments of compiled functions. A function that holds traced values, or that cannot
+    be traced with the examples, equals itself alone.
 
     Attributes:
         function: that is called.
@@ -191,10 +191,10 @@ class Keyed:
 
     Example:
         >>> rate = 0.1
-        >>> one, same = (Keyed(lambda x: rate * x, jnp.ones(2)) for _ in range(2))
+        >>> first, same = (Keyed(lambda x: rate * x, jnp.ones(2)) for _ in range(2))
         >>> rate = 0.2
-        >>> other = Keyed(lambda x: rate * x, jnp.ones(2))
-        >>> one == same, one == other
+        >>> faster = Keyed(lambda x: rate * x, jnp.ones(2))
+        >>> first == same, first == faster
         (True, False)
     """
 
@@ -205,10 +205,9 @@ class Keyed:
         self._key: Hashable = object()
         self._shapes: Any = None
         try:
-            closed, shape = jax.make_jaxpr(lambda *given: function(*given), return_shape=True)(
-                *examples
-            )
-        except Exception:  # where it is called for real it will say what is wrong
+            trace = jax.make_jaxpr(lambda *args: function(*args), return_shape=True)
+            closed, shape = trace(*examples)
+        except Exception:  # its real call raises
             return
         self._shapes, self._closed, self._results = _shapes_of(examples), closed, shape
         line = straight_line(closed)
@@ -221,8 +220,8 @@ class Keyed:
         """The function's value, by the equations where the arguments look like the examples."""
         if kwargs or self._shapes is None or self._shapes != _shapes_of(args):
             return self.function(*args, **kwargs)
-        found = jex.core.jaxpr_as_fun(self._closed)(*jax.tree.leaves(args))
-        return jax.tree.unflatten(jax.tree.structure(self._results), found)
+        leaves = jex.core.jaxpr_as_fun(self._closed)(*jax.tree.leaves(args))
+        return jax.tree.unflatten(jax.tree.structure(self._results), leaves)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Keyed) and self._key == other._key
@@ -238,18 +237,18 @@ def _shapes_of(arguments: Any) -> Any:
 
 
 def constants_of(line: StraightLine) -> tuple[Any, ...]:
-    """The arrays that a traced function closes over; those of NumPy may change, and are copied."""
+    """The arrays that a traced function closes over; NumPy arrays may change and are copied."""
     constants = line.constants.values()
     return tuple(a if isinstance(a, jax.Array) else np.array(a) for a in constants)
 
 
 def the_same(program: Any, line: StraightLine, *more: Hashable) -> Any:
-    """The program that was made first of these equations, as long as anybody holds it.
+    """The first program of these equations that is still referenced, or else this one.
 
     Args:
-        program: made of them.
+        program: made of the equations.
         line: the equations.
-        more: what else tells programs apart.
+        more: further parts of the key.
     """
     try:
         key = type(program), line_key(line), more
@@ -262,26 +261,26 @@ _programs: weakref.WeakValueDictionary[Any, Any] = weakref.WeakValueDictionary()
 
 
 class NoKey(Exception):
-    """A function holds something of which nothing tells whether it is the same in another one."""
+    """A function holds a value that cannot be compared with those of other functions."""
 
 
 def line_key(line: StraightLine, within: tuple[Any, ...] = ()) -> Hashable:
-    """What makes two traced functions the same but for the values of their constants.
+    """A key that traced functions share where they differ in the values of constants at most.
 
     Args:
         line: the equations.
-        within: the functions with rules of their own whose rules these are.
+        within: the functions with custom derivatives whose rules are being traced.
 
     Raises:
-        NoKey: there is nothing by which to tell.
+        NoKey: a value that cannot be compared.
     """
-    given = [line.avals[slot] for slot in (*line.inputs, *line.constants)]
+    avals = [line.avals[slot] for slot in (*line.inputs, *line.constants)]
     literals = [(slot, _value_key(value)) for slot, value in line.literals.items()]
     steps = [
         (step.equation.primitive, step.inputs, step.outputs, *_equation_key(step, within))
         for step in line.steps
     ]
-    return tuple(given), tuple(literals), tuple(steps), tuple(line.outputs)
+    return tuple(avals), tuple(literals), tuple(steps), tuple(line.outputs)
 
 
 def _equation_key(step: ProgramStep, within: tuple[Any, ...]) -> tuple[Hashable, ...]:
@@ -295,12 +294,12 @@ def _equation_key(step: ProgramStep, within: tuple[Any, ...]) -> tuple[Hashable,
 
 
 def _rule_key(equation: Any, within: tuple[Any, ...]) -> Hashable:
-    """The equations of a function with a derivative of its own, and those of the derivative."""
+    """The equations of a function with a custom derivative, and those of the derivative."""
     params = equation.params
     inside = params.get("call_jaxpr", params.get("fun_jaxpr"))
     function = _param_key(inside, within)
     itself = function, getattr(getattr(inside, "jaxpr", inside).debug_info, "func_src_info", None)
-    if itself in within or sum(function == one for one, _ in within) > 1:
+    if itself in within or sum(function == outer for outer, _ in within) > 1:
         return function  # its rule calls the function itself
     if len(within) >= _DEEPEST:
         raise NoKey
@@ -308,31 +307,29 @@ def _rule_key(equation: Any, within: tuple[Any, ...]) -> Hashable:
     real = [i for i, a in enumerate(values) if jnp.issubdtype(a.aval.dtype, jnp.inexact)]
     choices = [tuple(real)]
     if params.get("symbolic_zeros") and len(real) > 1:
-        choices += [(one,) for one in real]  # its rule may see which inputs do not move
+        choices += [(index,) for index in real]  # its rule may see which tangents are zero
     shapes = [jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype) for atom in values]
     rules = []
     for moving in choices:
         derivative = functools.partial(_derivative, equation, moving)
         try:
             line = straight_line(jax.make_jaxpr(derivative)(*shapes))
-        except Exception as problem:  # what its rule does cannot be seen
+        except Exception as problem:  # its rule cannot be traced
             raise NoKey from problem
         rule = line_key(line, (*within, itself))
         rules.append((rule, tuple(map(_value_key, constants_of(line)))))
     return function, tuple(rules)
 
 
-def _derivative(equation: Any, moving: tuple[int, ...], *given: Any) -> Any:
+def _derivative(equation: Any, moving: tuple[int, ...], *inputs: Any) -> Any:
     """The outputs of an equation, and its backward product with them for some of its inputs."""
 
     def run(*moved: Any) -> list[Any]:
-        mixed = list(given)
-        for place, value in zip(moving, moved, strict=True):
-            mixed[place] = value
-        found = run_equation(equation, mixed, equation.outvars)
-        return [a for a in found if jnp.issubdtype(a.dtype, jnp.inexact)]
+        mixed = dict(enumerate(inputs)) | dict(zip(moving, moved, strict=True))
+        outputs = run_equation(equation, list(mixed.values()), equation.outvars)
+        return [a for a in outputs if jnp.issubdtype(a.dtype, jnp.inexact)]
 
-    outputs, pull = jax.vjp(run, *(given[place] for place in moving))
+    outputs, pull = jax.vjp(run, *(inputs[index] for index in moving))
     return outputs, pull(outputs)
 
 
@@ -344,18 +341,18 @@ def _param_key(value: Any, within: tuple[Any, ...]) -> Hashable:
         line = straight_line(value)
         return line_key(line, within), tuple(map(_value_key, constants_of(line)))
     if isinstance(value, tuple | list):
-        return type(value), tuple(_param_key(one, within) for one in value)
+        return type(value), tuple(_param_key(item, within) for item in value)
     if isinstance(value, Mapping):
-        return tuple((name, _param_key(one, within)) for name, one in value.items())
+        return tuple((name, _param_key(item, within)) for name, item in value.items())
     is_callback = hasattr(value, "callback_func")
     if dataclasses.is_dataclass(value) and not isinstance(value, type) and not is_callback:
         fields = [getattr(value, field.name) for field in dataclasses.fields(value)]
-        return type(value), tuple(_param_key(one, within) for one in fields)
+        return type(value), tuple(_param_key(field, within) for field in fields)
     return _value_key(value)
 
 
 def _value_key(value: Any) -> Hashable:
-    """A value, told from all others: 1 from 1.0 and True, 0.0 from -0.0."""
+    """A key that differs between values, also between 1, 1.0 and True, and 0.0 and -0.0."""
     if not is_concrete(value):
         raise NoKey
     if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.extended):
@@ -367,7 +364,7 @@ def _value_key(value: Any) -> Hashable:
         return type(value), repr(value)
     function: Any = getattr(value, "callback_func", None)
     if getattr(function, "__module__", None) == "equinox._errors":
-        # `equinox.error_if` makes its callbacks anew at every trace; they do nothing but raise.
+        # `equinox.error_if` makes new callbacks at every trace, which only raise.
         messages = inspect.getclosurevars(function).nonlocals.get("msgs", ())
         return function.__qualname__, tuple(messages)
     try:
@@ -378,4 +375,4 @@ def _value_key(value: Any) -> Hashable:
 
 
 _DEEPEST = 4
-"""How often rules of rules of derivatives are traced."""
+"""Depth to which rules of derivatives of rules are traced."""

@@ -1,13 +1,14 @@
-"""What every module shares: functions, parameters and models, and samples as they come.
+"""Shared types of functions, parameters, models and samples, and operations on them.
 
-Samples are one array (N, ...), or a pytree of arrays with N rows each. A tokenizer gives
-``{"input_ids": (N, T), "attention_mask": (N, T)}``, a graph or a table of mixed columns something
-like it. Whatever counts, cuts or joins samples does so here, for both; for one array these are the
-array's own operations, and compile to what they always did.
+Samples are one array (N, ...), or a pytree of arrays with N rows each. A tokenizer returns
+``{"input_ids": (N, T), "attention_mask": (N, T)}``; graphs and tables of mixed columns are similar.
+Functions here count, slice and join samples of both kinds.
 
-Which parameters count is a mask, a prefix of one, or a predicate on the path (`select_leaves`).
+The trainable parameters are given by a mask, a prefix of one, or a predicate on the path
+(`select_leaves`).
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -34,23 +35,22 @@ _NOTES = "jaxttp_notes"
 
 
 def noted(apply_fn: ApplyFn, notes: Callable[[], tuple[str, ...]]) -> ApplyFn:
-    """The same function, which from now on can say how the network is evaluated.
+    """Attach notes to a function on how the network is evaluated.
 
     Args:
         apply_fn: a function of ours, ``(params, x) -> outputs``.
-        notes: gives lines such as "2 BatchNorm on running averages"; asked after `apply_fn` was
-            traced, as some networks are known by then only.
+        notes: returns lines such as "2 BatchNorm on running averages"; called after `apply_fn` was
+            traced.
 
     Returns:
-        `apply_fn` itself, with an attribute: identity and hash, by which its programs are found,
-        stay.
+        `apply_fn` itself, with an attribute, so that its identity and hash stay the same.
     """
     setattr(apply_fn, _NOTES, notes)
     return apply_fn
 
 
 def notes_of(apply_fn: ApplyFn) -> tuple[str, ...]:
-    """How a network is evaluated, as far as whoever made the function has said so.
+    """Notes on how a network is evaluated, if the function has any.
 
     Args:
         apply_fn: any function.
@@ -84,7 +84,7 @@ def count(x: Any, name: str = "x") -> int:
 
     Args:
         x: samples (N, ...): an array, a ``jax.ShapeDtypeStruct`` or a pytree of these.
-        name: what the messages call them.
+        name: their name in messages.
 
     Raises:
         ValueError: no array, a scalar, arrays of different lengths.
@@ -161,22 +161,22 @@ def leaf_paths(params: Params) -> tuple[str, ...]:
 
 
 def select_leaves(params: Params, trainable: Any = None) -> tuple[bool, ...]:
-    """Whether each leaf counts; leaves that are not floating-point never do.
+    """Whether each leaf is trainable; leaves that are not floating-point never are.
 
     Args:
         params: pytree of arrays.
         trainable: None for all, a pytree of bools (a prefix is enough), or a predicate on the path.
 
     Raises:
-        ValueError: a mask of another structure or with other values than bools; nothing chosen.
+        ValueError: a mask of another structure or with other values than bools; no leaf selected.
     """
     leaves = jax.tree.leaves(params)
     paths = leaf_paths(params)
     check_leaves("params", params)
     if trainable is None:
-        chosen = [True] * len(leaves)
+        selected = [True] * len(leaves)
     elif callable(trainable):
-        chosen = [bool(trainable(path)) for path in paths]
+        selected = [bool(trainable(path)) for path in paths]
     else:
         try:
             full = jax.tree.map(lambda m, part: jax.tree.map(lambda _: m, part), trainable, params)
@@ -185,64 +185,60 @@ def select_leaves(params: Params, trainable: Any = None) -> tuple[bool, ...]:
                 "trainable must be None, a predicate on the path, or a pytree of bools that params "
                 f"extends; {error}"
             ) from None
-        chosen = jax.tree.leaves(full)
-        wrong = [value for value in chosen if value is not True and value is not False]
-        if wrong or len(chosen) != len(leaves):
+        selected = jax.tree.leaves(full)
+        are_bools = all(value is True or value is False for value in selected)
+        if not are_bools or len(selected) != len(leaves):
             raise ValueError(
                 f"trainable must hold True or False for each part of params; got {trainable!r}."
             )
-    mask = tuple(
-        choice and jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
-        for choice, leaf in zip(chosen, leaves, strict=True)
-    )
-    strange = [
-        path for path, choice, leaf in zip(paths, chosen, leaves, strict=True)
-        if choice and jnp.issubdtype(jnp.result_type(leaf), jnp.complexfloating)
-    ]  # fmt: skip
-    if strange:
+    mask = []
+    for path, is_selected, leaf in zip(paths, selected, leaves, strict=True):
+        dtype = jnp.result_type(leaf)
+        mask.append(is_selected and jnp.issubdtype(dtype, jnp.floating))
+        if not is_selected or not jnp.issubdtype(dtype, jnp.complexfloating):
+            continue
         raise ValueError(
-            f"params holds complex numbers at {strange[0] or 'its only leaf'}: kernels and "
+            f"params holds complex numbers at {path or 'its only leaf'}: kernels and "
             "gradients are of real ones. Give real and imaginary parts, or leave them out "
             "(trainable)."
         )
     if not any(mask):
         raise ValueError(_why_nothing_counts(params, trainable))
-    return mask
+    return tuple(mask)
 
 
 def _why_nothing_counts(params: Params, trainable: Any) -> str:
-    """Words of a refusal: it is up to the parameters, or to what was chosen of them."""
+    """The message for parameters, or a selection, without floating-point leaves."""
     if trainable is None:
         kinds = ", ".join(sorted({str(jnp.result_type(leaf)) for leaf in jax.tree.leaves(params)}))
         held = f"holds {kinds} alone: convert the weights to float" if kinds else "is empty"
         return f"params has no floating-point leaf, which is what trains; it {held}."
     paths = leaf_paths(params)
-    known = ", ".join(paths[:8]) + (", ..." if len(paths) > 8 else "")
-    return f"trainable leaves no floating-point parameter to count; params has {known}."
+    listed = ", ".join(paths[:8]) + (", ..." if len(paths) > 8 else "")
+    return f"trainable leaves no floating-point parameter to count; params has {listed}."
 
 
 def split_trainable(
     params: Params, trainable: Any = None
 ) -> tuple[Params, Callable[[Params], Params]]:
-    """The parameters that count, and the function that puts the others back.
+    """The trainable parameters, and the function that adds the others again.
 
     Args:
         params: pytree of arrays.
         trainable: as in `select_leaves`.
 
     Returns:
-        ``(chosen, restore)`` with ``restore(chosen)`` the whole parameters; where all of them
-        count, `params` itself and the identity.
+        ``(weights, restore)`` with ``restore(weights)`` the whole parameters; where all of them
+        are trainable, `params` itself and the identity.
     """
     mask = select_leaves(params, trainable)
     if all(mask):
-        return params, lambda chosen: chosen
+        return params, lambda weights: weights
     leaves, treedef = jax.tree.flatten(params)
-    pairs = list(zip(mask, leaves, strict=True))
-    frozen = [leaf for counts, leaf in pairs if not counts]
 
-    def restore(chosen: Params) -> Params:
-        trained, rest = iter(chosen), iter(frozen)
-        return jax.tree.unflatten(treedef, [next(trained if m else rest) for m in mask])
+    def restore(weights: Params) -> Params:
+        trained = iter(weights)
+        pairs = zip(mask, leaves, strict=True)
+        return jax.tree.unflatten(treedef, [next(trained) if m else leaf for m, leaf in pairs])
 
-    return [leaf for counts, leaf in pairs if counts], restore
+    return list(itertools.compress(leaves, mask)), restore

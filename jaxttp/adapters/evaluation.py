@@ -1,4 +1,4 @@
-"""One rule that puts modules into evaluation mode: what a switch is called decides its value."""
+"""One rule that puts modules into evaluation mode: the name of a switch decides its value."""
 
 import collections
 import functools
@@ -29,7 +29,7 @@ def switch_attributes(module: Any) -> set[str]:
 
 
 def call_inputs(signature: inspect.Signature, x: Any) -> tuple[tuple, dict[str, Any]]:
-    """How a module takes samples: one input as it is, several by their places or names.
+    """The arguments of a module's call on samples: one input as it is, several by order or name.
 
     A tuple or list goes to the inputs of a call that needs more than one; a mapping goes by its
     keys where all of them are names of inputs. Switches and sources of randomness are no inputs.
@@ -57,26 +57,23 @@ def call_inputs(signature: inspect.Signature, x: Any) -> tuple[tuple, dict[str, 
         for name, parameter in signature.parameters.items()
         if name not in {*_SWITCHES, *_RANDOMNESS} and parameter.kind in positional
     ]
-    needed = [one.name for one in inputs if one.default is one.empty]
-    names = {one.name for one in inputs if one.kind is not one.POSITIONAL_ONLY}
+    needed = [item.name for item in inputs if item.default is item.empty]
+    names = {item.name for item in inputs if item.kind is not item.POSITIONAL_ONLY}
     if isinstance(x, Mapping) and x and {*needed} <= {*x} <= names:
         return (), dict(x)
     if len(needed) < 2:
         return (x,), {}
     if isinstance(x, tuple | list) and len(needed) <= len(x) <= len(inputs):
         return tuple(x), {}
-    found = f"a mapping with {sorted(map(str, x))}" if isinstance(x, Mapping) else _several(x)
+    kind = f"one {type(x).__name__}"
+    if isinstance(x, Mapping):
+        kind = f"a mapping with {sorted(map(str, x))}"
+    elif isinstance(x, tuple | list):
+        kind = f"a {type(x).__name__} of {len(x)}"
     raise TypeError(
         f"x must hold the inputs of the module's call, {', '.join(needed)}: a dict with these "
-        f"keys, or a tuple in this order; got {found}."
+        f"keys, or a tuple in this order; got {kind}."
     )
-
-
-def _several(x: Any) -> str:
-    """What samples are that do not hold several inputs."""
-    if isinstance(x, tuple | list):
-        return f"a {type(x).__name__} of {len(x)}"
-    return f"one {type(x).__name__}"
 
 
 def evaluation_arguments(
@@ -88,31 +85,30 @@ def evaluation_arguments(
     """The arguments of a call, with every switch between training and evaluation on evaluation.
 
     A switch that is None stays None where an attribute of the module has `decided` it: Linen
-    accepts one of the two, not both. A source of randomness is None unless it was given.
+    accepts one of the two, not both. A source of randomness is None unless the caller passes it.
     """
     new_args, new_kwargs = list(args), dict(kwargs)
-    for place, parameter in enumerate(signature.parameters.values()):
-        name = parameter.name
-        is_positional = place < len(args) and parameter.kind is not parameter.KEYWORD_ONLY
-        given = args[place] if is_positional else kwargs.get(name, parameter.default)
+    for index, (name, parameter) in enumerate(signature.parameters.items()):
+        is_positional = index < len(args) and parameter.kind is not parameter.KEYWORD_ONLY
+        argument = args[index] if is_positional else kwargs.get(name, parameter.default)
         value = _SWITCHES.get(name)
         if name in _SWITCHES:
-            undecided = given is None and name not in decided
-            is_training = isinstance(given, bool | np.bool_) and bool(given) is not value
-            replace = given is parameter.empty or undecided or is_training
+            undecided = argument is None and name not in decided
+            is_training = isinstance(argument, bool | np.bool_) and bool(argument) is not value
+            replace = argument is parameter.empty or undecided or is_training
         else:
-            replace = name in _RANDOMNESS and given is parameter.empty
+            replace = name in _RANDOMNESS and argument is parameter.empty
         if replace and is_positional:
-            new_args[place] = value
+            new_args[index] = value
         elif replace:
             new_kwargs[name] = value
     return new_args, new_kwargs
 
 
 class Evaluation:
-    """Linen's interceptor: every method of every submodule on its way, in evaluation mode.
+    """Linen's interceptor: it runs every method of every submodule in evaluation mode.
 
-    It remembers which layers it saw, by their places in the network.
+    It records the layers by their paths in the network.
     """
 
     def __init__(self) -> None:
@@ -123,7 +119,7 @@ class Evaluation:
     ) -> Any:
         """A call, with its switches on evaluation.
 
-        The module here is one that ``apply`` made for this call, not the user's.
+        The module of the context is made by ``apply`` for this call; it is not the user's.
         """
         decided = switch_attributes(context.module)
         self._seen[type(context.module), context.module.path] = describe(context.module)
@@ -132,12 +128,12 @@ class Evaluation:
         return next_call(*new_args, **new_kwargs)
 
     def notes(self) -> tuple[str, ...]:
-        """What was seen so far: all there is, once the network was traced."""
+        """The layers recorded so far: all of them, once the network is traced."""
         return counted(self._seen.values())
 
 
 def describe(module: Any) -> str | None:
-    """What evaluation mode means for one layer, in words; None where it changes nothing.
+    """The effect of evaluation mode on one layer, in words; None where it changes nothing.
 
     Args:
         module: of any framework, its switches on evaluation.
@@ -163,7 +159,7 @@ def counted(descriptions: Iterable[str | None]) -> tuple[str, ...]:
         >>> counted(["dropout (0.2) off", None, "dropout (0.2) off"])
         ('2 dropout (0.2) off',)
     """
-    counts = collections.Counter(one for one in descriptions if one is not None)
+    counts = collections.Counter(text for text in descriptions if text is not None)
     return tuple(f"{count} {text}" for text, count in counts.most_common())
 
 
@@ -179,6 +175,6 @@ def evaluation_class(cls: type) -> type:
         new_args, new_kwargs = evaluation_arguments(signature, (self, *args), kwargs)
         return cls.__call__(*new_args, **new_kwargs)
 
-    # Flax is told again whether the class is a pytree: a subclass does not inherit that.
+    # A subclass does not inherit whether the class is a pytree.
     is_pytree = getattr(cls, "_pytree__is_pytree", True)
     return type(cls)(cls.__name__, (cls,), {"__call__": call}, pytree=is_pytree)

@@ -65,7 +65,7 @@ def from_nnx(module: Any) -> Model:
     for _, part in list(nnx.iter_modules(network)):
         switch_attributes(part)
         described.append(describe(part))
-        # NNX has no interceptors: an argument written into a parent's call, such as
+        # NNX has no interceptors: an argument in a parent's call, such as
         # self.norm(x, use_running_average=False), is only reachable from the class of the part.
         object.__setattr__(part, "__class__", evaluation_class(type(part)))
     signature = inspect.signature(module.__call__)
@@ -85,11 +85,11 @@ def from_nnx(module: Any) -> Model:
         flat = dict(variables)
         for path, keys in names.items():
             flat[path] = variables[path].replace(functools.reduce(operator.getitem, keys, params))
-        # The copy keeps this pure: what the call writes into its variables is lost with them.
+        # The copy keeps this pure: the call writes into variables that are dropped.
         evaluated = nnx.merge(graphdef, nnx.from_flat_state(flat), copy=True)
         with linen.intercept_methods(evaluation):  # for nnx.bridge.ToNNX
-            given, named = call_inputs(signature, x)
-            return evaluated(*given, **named)
+            args, kwargs = call_inputs(signature, x)
+            return evaluated(*args, **kwargs)
 
     noted(apply_fn, lambda: counted(described) + evaluation.notes())
     return Model(apply_fn, traverse_util.unflatten_dict(params))
@@ -140,11 +140,11 @@ def from_linen(module: Any, variables: Any) -> Model:
     evaluation, signature = Evaluation(), inspect.signature(module.__call__)
 
     def apply_fn(params: Params, x: Any) -> Any:
-        given, named = call_inputs(signature, x)
+        args, kwargs = call_inputs(signature, x)
         with linen.intercept_methods(evaluation):
             try:
                 variables = {**constants, "params": params}
-                return module.apply(variables, *given, mutable=False, **named)
+                return module.apply(variables, *args, mutable=False, **kwargs)
             except errors.ScopeCollectionNotFound as error:
                 raise ValueError(
                     "variables lacks a collection that the network reads (BatchNorm reads its "
@@ -178,7 +178,7 @@ def from_equinox(module: Any, state: Any = None) -> Model:
     Raises:
         TypeError: `module` is not an instance of ``equinox.Module``, or cannot be called; `state`
             is not an ``equinox.nn.State``.
-        ValueError: `module` has stateful layers and `state` was not given.
+        ValueError: `module` has stateful layers and `state` is missing.
 
     Example:
         >>> import equinox as eqx, jax, jax.numpy as jnp
@@ -201,7 +201,10 @@ def from_equinox(module: Any, state: Any = None) -> Model:
     network = eqx.nn.inference_mode(eqx.nn.delete_init_state(module))
     params, constants = eqx.partition(network, eqx.is_inexact_array)
     state = jax.tree.map(jnp.asarray, state)  # a copy: writing to a State makes it unusable
-    signature = _call_signature(network)
+    # The signature of the class, as `equinox.filter_jit` hides that of the instance from Python
+    # 3.13 on; without `self`.
+    signature = inspect.signature(type(network).__call__)
+    signature = signature.replace(parameters=list(signature.parameters.values())[1:])
     layers = jax.tree.leaves(network, is_leaf=lambda node: hasattr(node, "inference"))
     described = tuple(map(describe, layers))
 
@@ -209,11 +212,10 @@ def from_equinox(module: Any, state: Any = None) -> Model:
         evaluated = eqx.combine(params, constants)
 
         def evaluate(sample: Any) -> Any:
+            inputs = (sample, jax.tree.map(jnp.asarray, state)), {}
             if state is None:
-                given, named = call_inputs(signature, sample)
-            else:
-                given, named = (sample, jax.tree.map(jnp.asarray, state)), {}
-            args, kwargs = evaluation_arguments(signature, given, named)
+                inputs = call_inputs(signature, sample)
+            args, kwargs = evaluation_arguments(signature, *inputs)
             outputs = evaluated(*args, **kwargs)
             return outputs if state is None else outputs[0]
 
@@ -222,26 +224,17 @@ def from_equinox(module: Any, state: Any = None) -> Model:
     return Model(noted(apply_fn, lambda: counted(described)), params)
 
 
-def _call_signature(network: Any) -> inspect.Signature:
-    """That of the call, without `self`; from the class, behind what `equinox.filter_jit` makes.
-
-    From Python 3.13 on the instance's own signature is ``(*args, **kwargs)`` there.
-    """
-    signature = inspect.signature(type(network).__call__)
-    return signature.replace(parameters=list(signature.parameters.values())[1:])
-
-
 def _check_kind(library: str, module: Any) -> None:
     """Raise `TypeError` unless `module` is an instance of this library and can be called."""
     kind = module if isinstance(module, type) else type(module)
-    found = library_of(kind)
-    if found is None:
+    actual = library_of(kind)
+    if actual is None:
         raise TypeError(
             f"module must be an instance of {library}.Module; got {kind.__name__}. A function of "
             "(params, x) needs no adapter: give it and its parameters as they are."
         )
-    if found != library:
-        raise TypeError(f"module {kind.__name__} is of {found}: {ADAPTERS[found]}.")
+    if actual != library:
+        raise TypeError(f"module {kind.__name__} is of {actual}: {ADAPTERS[actual]}.")
     if kind is module:
         raise TypeError(f"module is the class {kind.__name__}; give an instance of it.")
     if not callable(module):

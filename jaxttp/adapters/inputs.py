@@ -1,4 +1,4 @@
-"""What people pass in place of an array or a function, and one line with the cure."""
+"""Checks of samples and networks, with errors that name the fix."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from jaxttp._core.checks import check_leaves, is_concrete
+from jaxttp._core.checks import check_finite, check_floating, check_leaves, is_concrete
 from jaxttp._core.types import count, shape_words
 
 ADAPTERS = {
@@ -25,17 +25,17 @@ _TORCH = (
 def check_samples(name: str, x: Any) -> Any:
     """Samples (N, ...) as one array of numbers, or as a pytree of such arrays.
 
-    Arrays, lists, data frames and tensors on the CPU become one array. What is a pytree: a mapping
+    Arrays, lists, data frames and tensors on the CPU become one array. Pytrees are: a mapping
     (as tokenizers give, ``{"input_ids": ..., "attention_mask": ...}``), a NamedTuple, a tuple of
-    arrays, a class that JAX knows as a pytree. A list is data, nested or not, also inside of one.
+    arrays, a class registered as a pytree. A list is data, nested or not, also inside of one.
 
     Args:
-        name: what the messages call them.
-        x: whatever was given.
+        name: of the samples in messages.
+        x: the argument.
 
     Returns:
-        A JAX array, or a pytree of them in which a mapping that JAX does not know is a dict;
-        integers left as they are (they may be tokens).
+        A JAX array, or a pytree of them in which a mapping that is no pytree becomes a dict;
+        integers stay integers (they may be tokens).
 
     Raises:
         ValueError: rows of different shapes, text, mixed columns; in a pytree, arrays of different
@@ -60,7 +60,7 @@ def check_samples(name: str, x: Any) -> Any:
 
 
 def _is_tree(x: Any) -> bool:
-    """Whether samples are a pytree of arrays, rather than what one array is made of."""
+    """Whether samples are a pytree of arrays, rather than the data of one array."""
     if isinstance(x, Mapping):
         return True
     if x is None or isinstance(x, list | jax.Array | np.ndarray):
@@ -72,7 +72,7 @@ def _is_tree(x: Any) -> bool:
 
 
 def _as_arrays(name: str, x: Any) -> Any:
-    """A pytree with all that it holds as arrays; None, which JAX takes for nothing, stays."""
+    """A pytree with its leaves as arrays; None, an empty pytree in JAX, stays."""
     if isinstance(x, Mapping) and jax.tree_util.treedef_is_leaf(jax.tree.structure(x)):
         x = dict(x)  # such as the BatchEncoding of a tokenizer
     pairs, treedef = jax.tree_util.tree_flatten_with_path(x, is_leaf=lambda node: node is not x)
@@ -90,7 +90,7 @@ def _as_array(name: str, x: Any) -> Array:
         return x
     try:
         array = np.asarray(x)
-    except Exception as problem:  # NumPy's words, or those of the library that it comes from
+    except Exception as problem:  # raised by NumPy, or by the library of the object
         if any(not is_concrete(leaf) for leaf in jax.tree.leaves(x)):
             return jnp.asarray(x)
         raise ValueError(
@@ -98,24 +98,24 @@ def _as_array(name: str, x: Any) -> Array:
             f"{_first_line(problem)}. All rows need one shape: pad or crop them."
         ) from problem
     if not (jnp.issubdtype(array.dtype, np.number) or array.dtype == bool):
-        what = "text" if array.dtype.kind in "US" else f"dtype {array.dtype}"
+        kind = "text" if array.dtype.kind in "US" else f"dtype {array.dtype}"
         raise ValueError(
-            f"{name} must hold numbers; got {what}. Convert it, such as {name}.astype(float), and "
+            f"{name} must hold numbers; got {kind}. Convert it, such as {name}.astype(float), and "
             "encode text as numbers first."
         )
     return jnp.asarray(array)
 
 
 def check_network(apply_fn: Any, params: Any, name: str = "apply_fn") -> None:
-    """Refuse what is no function of parameters that JAX can see.
+    """Refuse anything but a JAX function of parameters.
 
     Args:
         apply_fn: should be ``(params, x) -> outputs``.
         params: should be a pytree of arrays.
-        name: what the messages call `apply_fn`.
+        name: of `apply_fn` in messages.
 
     Raises:
-        TypeError: a module or tensors of PyTorch; nothing that can be called.
+        TypeError: a module or tensors of PyTorch; an object that cannot be called.
     """
     owner = getattr(apply_fn, "__self__", None)
     if _comes_from(type(apply_fn), "torch") or _comes_from(type(owner), "torch"):
@@ -133,6 +133,16 @@ def check_network(apply_fn: Any, params: Any, name: str = "apply_fn") -> None:
     check_leaves("params", params)
 
 
+def check_trained(apply_fn: Any, params: Any, x: Any) -> Any:
+    """The samples of a network that trains, checked with its finite floating-point parameters."""
+    check_network(apply_fn, params)
+    x = check_samples("x", x)
+    check_floating("params", params)
+    check_finite("params", params)
+    check_finite("x", x)
+    return x
+
+
 def traced_outputs(apply_fn: Any, params: Any, x: Any, name: str = "apply_fn") -> Any:
     """Shapes and dtypes of the outputs; where tracing fails for a known reason, that reason.
 
@@ -140,15 +150,15 @@ def traced_outputs(apply_fn: Any, params: Any, x: Any, name: str = "apply_fn") -
         apply_fn: ``(params, x) -> outputs``.
         params: its parameters.
         x: inputs (N, ...), an array or a ``jax.ShapeDtypeStruct``.
-        name: what the messages call `apply_fn`.
+        name: of `apply_fn` in messages.
 
     Returns:
-        What `jax.eval_shape` gives.
+        The result of `jax.eval_shape`.
 
     Raises:
         TypeError: see `check_network`; a module in place of its function.
         ValueError: arguments the wrong way round.
-        Exception: what `apply_fn` itself raises.
+        Exception: errors of `apply_fn` itself.
 
     Example:
         >>> import jax.numpy as jnp
@@ -159,10 +169,10 @@ def traced_outputs(apply_fn: Any, params: Any, x: Any, name: str = "apply_fn") -
     """
     check_network(apply_fn, params, name)
     try:
-        if _are_known_tokens(x):  # the network itself may look at them: ids out of range
+        if _are_known_tokens(x):  # the network itself may check them: ids out of range
             return jax.eval_shape(lambda params: apply_fn(params, x), params)
-        # A function of its own: JAX keeps what it traced by the identity of the function.
-        return jax.eval_shape(lambda *given: apply_fn(*given), params, x)
+        # A new function each time: JAX caches traces by the identity of the function.
+        return jax.eval_shape(lambda *args: apply_fn(*args), params, x)
     except Exception as problem:
         if (kind := library_of(type(apply_fn))) is not None:
             raise TypeError(
@@ -175,28 +185,25 @@ def traced_outputs(apply_fn: Any, params: Any, x: Any, name: str = "apply_fn") -
 
 
 def _are_known_tokens(x: Any) -> bool:
-    """Whether samples are arrays of JAX with values, integers all of them."""
-    return all(
-        isinstance(leaf, jax.Array)
-        and is_concrete(leaf)
-        and jnp.issubdtype(leaf.dtype, jnp.integer)
-        for leaf in jax.tree.leaves(x)
-    )
+    """Whether samples are JAX arrays of integers with known values."""
+    leaves = jax.tree.leaves(x)
+    is_known = all(isinstance(leaf, jax.Array) and is_concrete(leaf) for leaf in leaves)
+    return is_known and all(jnp.issubdtype(leaf.dtype, jnp.integer) for leaf in leaves)
 
 
 def is_swapped(apply_fn: Any, params: Any, x: Any) -> bool:
     """Whether ``apply_fn(x, params)`` gives outputs (N, C)."""
     try:
-        found = jax.eval_shape(lambda *given: apply_fn(*given), x, params)
+        outputs = jax.eval_shape(lambda *args: apply_fn(*args), x, params)
     except Exception:
         return False
-    if not isinstance(found, jax.ShapeDtypeStruct) or len(found.shape) != 2:
+    if not isinstance(outputs, jax.ShapeDtypeStruct) or len(outputs.shape) != 2:
         return False
-    return {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(x)} == {found.shape[:1]}
+    return {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(x)} == {outputs.shape[:1]}
 
 
 def swapped_words(name: str) -> str:
-    """What to do about it."""
+    """The message for swapped arguments."""
     return (
         f"{name} takes its arguments the other way round: it is called as {name}(params, x). Give "
         f"lambda params, x: {name}(x, params)."
@@ -204,7 +211,7 @@ def swapped_words(name: str) -> str:
 
 
 def library_of(kind: type) -> str | None:
-    """The library of Flax's and Equinox's that a class is of, or derives from."""
+    """The library, Flax or Equinox, of a class or one of its bases."""
     return next((library for library in ADAPTERS if _comes_from(kind, library)), None)
 
 

@@ -13,13 +13,13 @@ from jaxttp.adapters.evaluation import counted, describe
 def from_keras(model: Any) -> Model:
     """A Keras 3 model in evaluation mode (``training=False``), as a pure function and parameters.
 
-    The values of its variables are taken as they are now: training the model later changes nothing
-    here. Its layers are referred to; do not add or freeze any afterwards.
+    The values of its variables are copied: training the model later changes nothing here. Its
+    layers are referenced; do not add or freeze any afterwards.
 
     Args:
         model: a built instance of ``keras.Model`` (``keras.Sequential``, functional or a subclass)
-            under the JAX backend, whose call takes x (N, ...): an array, or a dict or tuple of
-            inputs as the model itself takes them. Its outputs should be logits, without a softmax
+            under the JAX backend, whose call takes x (N, ...): an array, or a dict or tuple of the
+            model's inputs. Its outputs should be logits, without a softmax
             or sigmoid at the end.
 
     Returns:
@@ -51,20 +51,20 @@ def from_keras(model: Any) -> Model:
     if keras.backend.backend() != "jax":
         raise ValueError(
             f"Keras runs on {keras.backend.backend()}: set the environment variable "
-            "KERAS_BACKEND=jax before keras is imported; a model that is there is saved with "
-            "model.save and loaded again."
+            "KERAS_BACKEND=jax before keras is imported; save an existing model with model.save "
+            "and load it again."
         )
     if not isinstance(model, keras.Model):
         raise TypeError(f"model must be a built keras.Model; got {type(model).__name__}.")
     if not model.built:
         raise ValueError("model is not built: call it once, model(x), or give it an Input layer.")
-    trained, others = list(model.trainable_variables), list(model.non_trainable_variables)
+    trained = list(model.trainable_variables)
     if not trained:
         raise ValueError("model has no trainable variable; set trainable=True on some layer.")
     names = [variable.path for variable in trained]
     if len({*names}) != len(names):
         names = [f"{index}/{name}" for index, name in enumerate(names)]
-    constants = [jnp.asarray(variable.value) for variable in others]
+    constants = [jnp.asarray(variable.value) for variable in model.non_trainable_variables]
     _warn_of_probabilities(model)
 
     def apply_fn(params: Params, x: Any) -> Any:
@@ -77,10 +77,10 @@ def from_keras(model: Any) -> Model:
 
 
 def _warn_of_probabilities(model: Any) -> None:
-    """Say that a model ends in probabilities, where its last layer tells."""
-    layers = getattr(model, "layers", [])
-    activation = getattr(layers[-1], "activation", None) if layers else None
-    name = getattr(activation, "__name__", type(layers[-1]).__name__.lower() if layers else "")
+    """Warn of a model whose last layer gives probabilities."""
+    last = (getattr(model, "layers", None) or [None])[-1]
+    activation = getattr(last, "activation", None)
+    name = getattr(activation, "__name__", type(last).__name__.lower())
     if name in ("softmax", "sigmoid"):
         warnings.warn(
             f"model ends in a {name}: cross-entropies here take logits, as losses of Keras do with "

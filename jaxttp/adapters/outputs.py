@@ -1,6 +1,6 @@
-"""What every function here asks of a network: outputs (N, C), each of its own sample alone.
+"""The requirements on a network: outputs (N, C), each of its own sample alone; finite gradients.
 
-And gradients that are finite where the outputs are: if not, which sample's, and of which parameter.
+Where a gradient is not finite though outputs are, the error names the sample and the parameter.
 """
 
 import functools
@@ -20,7 +20,7 @@ from jaxttp._core.types import ApplyFn, Params, count, noted, notes_of, shape_wo
 from jaxttp.adapters.inputs import is_swapped, swapped_words, traced_outputs
 
 FEW = 8
-"""Samples that tell whether outputs mix them."""
+"""Samples of the test whether outputs mix them."""
 
 TOKENS = (
     " For outputs over tokens (N, T, V) give jaxttp.flatten_tokens(apply_fn); one label a sequence "
@@ -31,7 +31,7 @@ TOKENS = (
 def flatten_tokens(apply_fn: ApplyFn) -> ApplyFn:
     """The network with outputs (N, T, V), of every token, as one row a sample (N, T V).
 
-    Kernels, sketches and products take it so: `empirical_ntk` of it is (N, T V, N, T V), index
+    Kernels, sketches and products need this form: `empirical_ntk` of it is (N, T V, N, T V), index
     token * V + word. Forecasts, `train` and curvature matrices need no such call.
 
     Args:
@@ -65,10 +65,10 @@ def as_rows(
         apply_fn: ``(params, x) -> outputs``.
         params: its parameters.
         x: inputs (N, ...).
-        name: what the messages call `apply_fn`.
+        name: of `apply_fn` in messages.
 
     Returns:
-        `apply_fn` itself, or `flatten_tokens` of it, with shape and dtype of what `apply_fn` gives.
+        `apply_fn` itself, or `flatten_tokens` of it, with shape and dtype of the original outputs.
 
     Raises:
         TypeError: see `output_shape`.
@@ -95,7 +95,7 @@ def output_shape(
         apply_fn: ``(params, x) -> outputs``.
         params: its parameters.
         x: inputs (N, ...), an array, a ``jax.ShapeDtypeStruct`` or a pytree; may be traced.
-        name: what the messages call `apply_fn`.
+        name: of `apply_fn` in messages.
 
     Returns:
         ``(N, C)``.
@@ -131,12 +131,10 @@ def output_shape(
 
 def _traced(apply_fn: ApplyFn, params: Params, x: Any, name: str) -> jax.ShapeDtypeStruct:
     """Shape and dtype of the outputs, one array of any shape."""
-    strange = [leaf for leaf in jax.tree.leaves(x) or [x] if not hasattr(leaf, "shape")]
-    if strange:
-        raise TypeError(
-            "x must be an array (N, ...) or a pytree of arrays; got "
-            f"{type(x if isinstance(x, list) else strange[0]).__name__}."
-        )
+    others = [leaf for leaf in jax.tree.leaves(x) or [x] if not hasattr(leaf, "shape")]
+    if others:
+        kind = type(x if isinstance(x, list) else others[0]).__name__
+        raise TypeError(f"x must be an array (N, ...) or a pytree of arrays; got {kind}.")
     check_leaves("x", x)
     count(x)
     outputs = traced_outputs(apply_fn, params, x, name)
@@ -159,24 +157,24 @@ def check_per_sample(
 ) -> None:
     """Raise `ValueError` unless outputs are (N, C) and each depends on its own sample alone.
 
-    The network sees two batches of k = min(N, 8) rows with the same first row: ``x[:k]``, and k
-    copies of ``x[0]``, whose outputs must all be the same (dropout's are not). One compiled program
-    computes both, in the same order, so that row 0 agrees to the last bit unless it depends on its
-    companions; the tolerance, sqrt(machine epsilon) and at most 1% of the largest output, is there
-    for hardware that does not repeat itself. Where all rows of outputs are equal (a last layer that
-    starts at zero) they tell nothing, and the gradients of row 0 are compared in their place.
+    The network is evaluated on two batches of k = min(N, 8) rows with the same first row:
+    ``x[:k]``, and k copies of ``x[0]``, whose outputs must all be the same (dropout's are not). One
+    compiled function computes both, in the same order, so that row 0 agrees to the last bit unless
+    it depends on the other rows; the tolerance, sqrt(machine epsilon) and at most 1 % of the
+    largest output, is for nondeterministic hardware. Where all rows of outputs are equal (a last
+    layer initialized at zero), the gradients of row 0 are compared instead.
 
-    Shapes are always checked. There is nothing more to check, or no way to, for a single sample,
-    traced values, arrays spread over several processes, and rows of `x` that are all equal.
+    Shapes are always checked. The rest is skipped for a single sample, traced values, arrays spread
+    over several processes, and rows of `x` that are all equal.
 
     Args:
         apply_fn: ``(params, x) -> outputs``.
         params: its parameters.
         x: inputs (N, ...).
-        name: what the messages call `apply_fn`.
-        evaluate: `apply_fn` as it is compiled for all of `x`; with `outputs`, k is N and nothing
-            more is compiled.
-        outputs: what `evaluate` gives for `x`.
+        name: of `apply_fn` in messages.
+        evaluate: `apply_fn` compiled for all of `x`; with `outputs`, k is N and nothing more is
+            compiled.
+        outputs: of `evaluate` for `x`.
 
     Raises:
         TypeError: see `output_shape`.
@@ -204,23 +202,23 @@ def check_per_sample(
         outputs = evaluate(params, batch) if outputs is None else outputs
         if not is_concrete(outputs):
             return  # `apply_fn` itself closes over traced values
-        seen, alone = np.asarray(outputs), np.asarray(evaluate(params, copies))
-        mixed = _differ(seen[0], alone[0])
-        placed = _differ(alone, np.broadcast_to(alone[:1], alone.shape))
-        if not mixed and bool(np.all(seen == seen[:1])):
-            few = _first_rows(x, min(rows, FEW))[:2]
-            network = network_of(apply_fn).at(params, few[0])
-            mixed = _differ(*(_row_gradient(params, network, each) for each in few))
-    if placed and not mixed:
+        mixed, alone = np.asarray(outputs), np.asarray(evaluate(params, copies))
+        is_mixing = _differ(mixed[0], alone[0])
+        is_random = _differ(alone, np.broadcast_to(alone[:1], alone.shape))
+        if not is_mixing and bool(np.all(mixed == mixed[:1])):
+            batches = _first_rows(x, min(rows, FEW))[:2]
+            network = network_of(apply_fn).at(params, batches[0])
+            is_mixing = _differ(*(_row_gradient(params, network, batch) for batch in batches))
+    if is_random and not is_mixing:
         raise ValueError(
             f"{name}: copies of one sample give different outputs, as with dropout that is left "
             "on; such a network has no per-example kernel. Put it into evaluation mode: "
             "jaxttp.from_nnx, from_linen and from_equinox do."
         )
-    if mixed:
+    if is_mixing:
         raise ValueError(
             f"{name}: an output depends on the other samples of its batch, as with BatchNorm in "
-            "training mode; such a network has no per-example kernel. Put the normalisation into "
+            "training mode; such a network has no per-example kernel. Put the normalization into "
             "evaluation mode (running averages): jaxttp.from_nnx, from_linen and from_equinox do. "
             "Statistics over the batch that are computed by hand need a stored value instead."
         )
@@ -228,7 +226,7 @@ def check_per_sample(
 
 @functools.partial(jax.jit, static_argnums=1)
 def _first_rows(x: Any, size: int) -> tuple[Any, Any, Array]:
-    """Some rows, as many copies of the first, and whether they are the same."""
+    """The first rows, as many copies of the first one, and whether they are equal."""
     batch = x if size == count(x) else take(x, slice(size))
     copies = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[:1], leaf.shape), batch)
     same = jax.tree.map(lambda leaf, copy: jnp.all(leaf == copy), batch, copies)
@@ -244,7 +242,7 @@ def _forward(network: Traced, params: Params, x: Any) -> Array:
 @eqx.filter_jit
 @eqx.filter_grad
 def _row_gradient(params: Params, network: Traced, x: Any) -> Array:
-    """The gradient in the parameters of a scalar of row 0, to which outputs add with weights."""
+    """The gradient in the parameters of a weighted sum of the outputs of row 0."""
     outputs = network(params, x)[0]
     return jnp.sum(outputs * np.cos(np.arange(outputs.size)).astype(outputs.dtype))
 
@@ -253,7 +251,7 @@ def _differ(batch: Any, copies: Any) -> bool:
     """Whether results for row 0 differ by more than rounding.
 
     NaN among copies of a row (a standard deviation of zero) where the batch is finite is a
-    difference; NaN in the batch may come from another row's data, and is another check's business.
+    difference; NaN in the batch may come from another row's data, which another check finds.
     """
     pairs = zip(jax.tree.leaves(batch), jax.tree.leaves(copies), strict=True)
     pairs = [(np.asarray(a), np.asarray(b)) for a, b in pairs]
@@ -297,11 +295,11 @@ def check_gradients(
         apply_fn: ``(params, x) -> outputs (N, ...)``; row i depends on row i of x alone.
         params: pytree of arrays.
         x: samples (N, ...), an array or a pytree of arrays.
-        result: pytree of arrays that were computed from the gradients.
+        result: pytree of arrays computed from the gradients.
         trainable: for each leaf of `params`, whether it is differentiated by; None for all that
             are floating-point.
         order: 1, or 2 for results of second derivatives.
-        name: what the message calls `x`.
+        name: of `x` in the message.
 
     Raises:
         ValueError: with the index of the first such sample, and the path of the parameter.
@@ -314,8 +312,7 @@ def check_gradients(
         ...
         ValueError: apply_fn: the gradient of sample 1 of x with respect to params is not finite...
     """
-    given = jax.tree.leaves((params, x, result))
-    if not all(is_concrete(a) and getattr(a, "is_fully_addressable", True) for a in given):
+    if not all(map(_is_available, jax.tree.leaves((params, x, result)))):
         return
     if all(map(is_finite, jax.tree.leaves(result))):
         return
@@ -323,34 +320,34 @@ def check_gradients(
     mask: Any = eqx.is_inexact_array
     if trainable is not None:
         mask = jax.tree.unflatten(jax.tree.structure(params), trainable)
-    chosen, frozen = eqx.partition(params, mask)
+    trained, frozen = eqx.partition(params, mask)
 
-    def signed_sum(chosen: Params, frozen: Params, rows: Any) -> Array:
+    def signed_sum(trained: Params, frozen: Params, rows: Any) -> Array:
         """A scalar with a different weight on every output of a row, so that none cancel."""
-        outputs = apply_fn(eqx.combine(chosen, frozen), rows)
+        outputs = apply_fn(eqx.combine(trained, frozen), rows)
         signs = np.cos(np.arange(outputs[0].size)).reshape(1, *outputs.shape[1:])
         return jnp.sum(outputs * signs.astype(outputs.dtype))
 
     @functools.partial(jax.jit, static_argnums=4)
-    def are_bad(chosen: Params, frozen: Params, x: Any, start: Any, size: int) -> Array:
-        """For each leaf that is differentiated by, whether rows from `start` on spoil it."""
+    def are_bad(trained: Params, frozen: Params, x: Any, start: Any, size: int) -> Array:
+        """For each leaf of `trained`, whether its gradient at some rows is not finite."""
         rows = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(jnp.asarray(a), start, size), x)
         derivative = functools.partial(jax.grad(signed_sum), frozen=frozen, rows=rows)
-        found = derivative(chosen)
+        result = derivative(trained)
         if order == 2:
-            found = jax.jvp(derivative, (chosen,), (jax.tree.map(jnp.ones_like, chosen),))[1]
-        return jnp.stack([~jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(found)])
+            result = jax.jvp(derivative, (trained,), (jax.tree.map(jnp.ones_like, trained),))[1]
+        return jnp.stack([~jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(result)])
 
     low, high = 0, count(x)
     for size in (min(FEW, high), 1):
         for start in range(low, high, size):
-            bad = np.asarray(are_bad(chosen, frozen, x, start, size))
+            bad = np.asarray(are_bad(trained, frozen, x, start, size))
             if bad.any():
                 low, high = start, min(start + size, high)
                 break
         else:
             return
-    path = jax.tree_util.tree_leaves_with_path(chosen)[bad.argmax()][0]
+    path = jax.tree_util.tree_leaves_with_path(trained)[bad.argmax()][0]
     raise ValueError(
         f"apply_fn: the {DERIVATIVES[order]} of sample {low} of {name} with respect to "
         f"params{jax.tree_util.keystr(path)} is not finite. A norm, a square root or a power has "

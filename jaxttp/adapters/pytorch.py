@@ -18,11 +18,11 @@ from jaxttp.adapters.evaluation import counted, describe
 from jaxttp.adapters.inputs import check_samples
 
 PAIR = ("2.9.1", "0.0.13")
-"""Versions of torch and torchax that were tried together, with jax 0.10.2."""
+"""Versions of torch and torchax that work together, with jax 0.10.2."""
 INSTALL = f"pip install 'torch=={PAIR[0]}' 'torchax=={PAIR[1]}', or the extra jaxttp[torch]"
 _OUTPUTS = ("logits", "last_hidden_state")
-# A call swaps its arrays into the module, and torchax keeps the modes that it switches on in one
-# environment for all modules. So all share one lock; it is re-entrant as modules may be nested.
+# A call swaps its arrays into the module, and torchax keeps its modes in one environment for all
+# modules. So all share one lock; it is re-entrant as modules may be nested.
 _LOCK = threading.RLock()
 
 
@@ -31,17 +31,17 @@ def from_torch(
 ) -> Model:
     """A PyTorch module in evaluation mode, as a pure function and its parameters.
 
-    The module is copied, neither mutated nor referred to. The copy is put into evaluation mode
-    (dropout off, batch norm on its running averages) and, where it comes from transformers, onto
-    attention written out in plain operations ("eager"). Its outputs for the example are compared
-    with PyTorch's own. `apply_fn` may be traced in several threads; they take turns.
+    The module is copied, neither mutated nor referenced. The copy is put into evaluation mode
+    (dropout off, batch norm on its running averages); one of transformers gets attention in plain
+    operations ("eager"). Its outputs for the example are compared with PyTorch's own. `apply_fn`
+    may be traced in several threads, one at a time.
 
     Args:
         module: an instance of ``torch.nn.Module`` whose row i of the outputs depends on sample i.
-        example: a few samples as `apply_fn` will get them, tensors or arrays: an array (N, ...),
+        example: a few samples for `apply_fn`, tensors or arrays: an array (N, ...),
             a dict of inputs by name, such as a tokenizer's, or a tuple of inputs. Images are
             (N, channels, height, width) in PyTorch.
-        select: from what the module returns (arrays) to its outputs; None for one tensor, or the
+        select: from the arrays that the module returns to its outputs; None for one tensor, or the
             entry "logits" or "last_hidden_state".
 
     Returns:
@@ -70,7 +70,12 @@ def from_torch(
         raise TypeError(f"module must be an instance of torch.nn.Module; got {_kind(module)}.")
     torch, torchax = import_pair()
     module = copy.deepcopy(module).cpu().eval()
-    _check_norms(torch, module)
+    for name, part in module.named_modules():
+        if isinstance(part, torch.nn.modules.batchnorm._BatchNorm) and part.running_mean is None:
+            raise ValueError(
+                f"module: {name or _kind(part)} normalizes by its own batch also in evaluation mode"
+                " (track_running_stats=False); such a network has no per-example kernel."
+            )
     described = list(map(describe, module.modules()))
     if hasattr(module, "set_attn_implementation"):  # of transformers
         module.set_attn_implementation("eager")
@@ -78,8 +83,9 @@ def from_torch(
         module.config.use_cache = False
     signature = inspect.signature(module.forward)
     with torch.no_grad():
-        expected = _selected(
-            _called(module, signature, _as_tensors(torch, example)), select, _numbers
+        result = _called(module, signature, _as_tensors(torch, example))
+        expected = np.asarray(
+            _selected(result, select, lambda t: t.detach().double().cpu().numpy())
         )
     with jax.numpy_rank_promotion("allow"):
         arrays, call = torchax.extract_jax(module)
@@ -100,29 +106,29 @@ def from_torch(
 
         # PyTorch's operations broadcast, and mix dtypes.
         with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-            return _selected(_called(forward, signature, x), select, lambda found: found)
+            return _selected(_called(forward, signature, x), select, lambda array: array)
 
     def apply_fn(params: Params, x: Any) -> Any:
         return outputs(params, check_samples("x", x))
 
     # All weights are arguments here: frozen ones would be constants of the compiled function.
-    found = jax.jit(outputs)(weights, check_samples("example", example))
-    _compare(np.asarray(found), expected)
+    computed = jax.jit(outputs)(weights, check_samples("example", example))
+    _compare(np.asarray(computed), expected)
     return Model(noted(apply_fn, lambda: counted(described)), params)
 
 
 def import_pair() -> tuple[Any, Any]:
-    """PyTorch and torchax, or one line that says what to install.
+    """PyTorch and torchax, or an error that names the packages to install.
 
     Raises:
-        ImportError: one is missing, or they do not go together.
+        ImportError: one is missing, or the versions do not fit together.
     """
     missing = [name for name in ("torch", "torchax") if _version(name) is None]
     if missing:
         raise ImportError(f"from_torch needs {' and '.join(missing)}: {INSTALL}.")
     try:
         return importlib.import_module("torch"), importlib.import_module("torchax")
-    except Exception as problem:  # of many kinds: operations that torch has renamed or dropped
+    except Exception as problem:  # of many types: operations renamed or dropped in torch
         first = (str(problem).strip().splitlines() or [type(problem).__name__])[0].rstrip(".")
         raise ImportError(
             f"torchax {_version('torchax')} does not import with torch {_version('torch')} and jax "
@@ -135,16 +141,6 @@ def _version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _check_norms(torch: Any, module: Any) -> None:
-    """Refuse batch norms that have no running averages."""
-    for name, part in module.named_modules():
-        if isinstance(part, torch.nn.modules.batchnorm._BatchNorm) and part.running_mean is None:
-            raise ValueError(
-                f"module: {name or _kind(part)} normalises by its own batch also in evaluation mode"
-                " (track_running_stats=False); such a network has no per-example kernel."
-            )
 
 
 def _called(function: Any, signature: inspect.Signature, x: Any) -> Any:
@@ -160,52 +156,47 @@ def _called(function: Any, signature: inspect.Signature, x: Any) -> Any:
     return function(*x) if isinstance(x, tuple) else function(x)
 
 
-def _selected(found: Any, select: Any, convert: Callable[[Any], Any]) -> Any:
-    """The outputs among all that a module returns."""
+def _selected(result: Any, select: Any, convert: Callable[[Any], Any]) -> Any:
+    """The outputs in the result of a module."""
+    is_mapping = isinstance(result, Mapping)
     if select is not None:
-        return select(jax.tree.map(convert, dict(found) if isinstance(found, Mapping) else found))
-    if isinstance(found, Mapping):
-        for name in _OUTPUTS:
-            if name in found:
-                return convert(found[name])
-    elif hasattr(found, "shape"):
-        return convert(found)
-    what = f"a mapping with {', '.join(found)}" if isinstance(found, Mapping) else _kind(found)
+        return select(jax.tree.map(convert, dict(result) if is_mapping else result))
+    if hasattr(result, "shape"):
+        return convert(result)
+    for name in _OUTPUTS:
+        if is_mapping and name in result:
+            return convert(result[name])
+    kind = f"a mapping with {', '.join(result)}" if is_mapping else _kind(result)
     raise ValueError(
-        f"module returns {what}; say which array are its outputs, such as select=lambda found: "
-        "found[0]."
+        f"module returns {kind}; choose the array of its outputs, such as select=lambda result: "
+        "result[0]."
     )
 
 
 def _as_tensors(torch: Any, x: Any) -> Any:
-    """Samples as tensors of PyTorch, integers as it has them."""
+    """Samples as tensors of PyTorch, integers as its long integers."""
 
-    def one(leaf: Any) -> Any:
+    def tensor_of(leaf: Any) -> Any:
         tensor = torch.as_tensor(leaf if isinstance(leaf, torch.Tensor) else np.array(leaf))
-        is_whole = not tensor.is_floating_point() and tensor.dtype != torch.bool
-        return tensor.long() if is_whole else tensor
+        is_integer = not tensor.is_floating_point() and tensor.dtype != torch.bool
+        return tensor.long() if is_integer else tensor
 
     if isinstance(x, Mapping):
-        return {name: one(leaf) for name, leaf in x.items()}
-    return tuple(map(one, x)) if isinstance(x, tuple) else one(x)
+        return {name: tensor_of(leaf) for name, leaf in x.items()}
+    return tuple(map(tensor_of, x)) if isinstance(x, tuple) else tensor_of(x)
 
 
-def _numbers(tensor: Any) -> np.ndarray:
-    return tensor.detach().double().cpu().numpy()
-
-
-def _compare(found: np.ndarray, expected: Any) -> None:
-    """Refuse a network that computes something else here."""
-    expected = np.asarray(expected)
-    size = np.abs(expected).max(initial=1e-30)
-    coarse = float(jnp.finfo(found.dtype).eps) if found.dtype.kind == "f" else 0.01
-    off = np.inf
-    if found.shape == expected.shape:
-        off = np.abs(found.astype(float) - expected).max(initial=0.0) / size
-    if not off <= max(1e4 * coarse, 1e-9):
+def _compare(outputs: np.ndarray, expected: np.ndarray) -> None:
+    """Refuse a network whose outputs on JAX are not those of PyTorch."""
+    epsilon = float(jnp.finfo(outputs.dtype).eps) if outputs.dtype.kind == "f" else 0.01
+    error = np.inf
+    if outputs.shape == expected.shape:
+        size = np.abs(expected).max(initial=1e-30)
+        error = np.abs(outputs.astype(float) - expected).max(initial=0.0) / size
+    if not error <= max(1e4 * epsilon, 1e-9):
         raise ValueError(
-            f"module computes something else on JAX: outputs {found.shape} instead of "
-            f"{expected.shape}, off by {off:.1e} of the largest. An operation of it is wrong in "
+            f"module computes something else on JAX: outputs {outputs.shape} instead of "
+            f"{expected.shape}, off by {error:.1e} of the largest. An operation of it is wrong in "
             "torchax; jaxttp cannot forecast it."
         )
 

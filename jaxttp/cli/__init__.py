@@ -26,25 +26,23 @@ app = typer.Typer(
 )
 
 
-def _version(wanted: bool) -> bool:
-    if wanted:
-        from jaxttp._core.process import __version__
-
-        print(__version__)
+def _print_version(is_set: bool) -> bool:
+    if is_set:
+        print(_process.__version__)
         raise typer.Exit
-    return wanted
+    return is_set
 
 
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Say which.")
     ] = False,
 ) -> None:
     """Before you train: how long will it take, and will it converge?"""
 
 
-for command, words in (
+for command, help_text in (
     (predict, "Steps and seconds until the loss is down, without training."),
     (sweep, "Which rate, momentum, batch and schedule, from one kernel."),
     (compare, "Which weights to train: all, the head, the biases; and why."),
@@ -54,7 +52,7 @@ for command, words in (
     (report, "Forecast, sweep and spectrum on one HTML page."),
     (doctor, "Does this machine compute what it should?"),
 ):
-    app.command(command.__name__.replace("_", "-"), short_help=words)(command)
+    app.command(command.__name__.replace("_", "-"), short_help=help_text)(command)
 
 
 def main() -> None:

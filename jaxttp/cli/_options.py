@@ -21,32 +21,32 @@ SEVERAL = list[str] | None
 
 
 class Option(NamedTuple):
-    """One option, as every command has it.
+    """An option, shared by all commands.
 
     Attributes:
-        panel: the group of the help that it stands in.
-        words: its help.
-        default: what it is when it is not given.
+        panel: its group in the help.
+        help: its help text.
+        default: its default.
         type: as typer reads it; when None that of the default.
-        parse: makes the value that a pipeline takes of what typer read.
-        flags: how a switch is written, where it has no opposite.
+        parse: from the value that typer read to that of the pipeline.
+        flags: the flags of a switch without an opposite.
     """
 
     panel: str
-    words: str
+    help: str
     default: Any = None
     type: Any = None
     parse: Callable[[Any], Any] = lambda value: value
     flags: tuple[str, ...] = ()
 
     def annotation(self) -> Any:
-        """Its type and its words, as typer reads them."""
+        """Its annotation for typer."""
         kind = type(self.default) if self.type is None else self.type
-        option = typer.Option(*self.flags, help=self.words, rich_help_panel=self.panel)
+        option = typer.Option(*self.flags, help=self.help, rich_help_panel=self.panel)
         return Annotated[kind, option]
 
 
-# --- values out of words --------------------------------------------------------------------------
+# --- values out of text ---------------------------------------------------------------------------
 
 
 def whole_numbers(name: str, text: str, example: str) -> tuple[int, ...]:
@@ -65,16 +65,12 @@ def _classes(text: str | None) -> tuple[int, ...] | int | None:
     return labels if "," in text else labels[0]
 
 
-def _widths(text: str | None) -> tuple[int, ...] | None:
-    return None if text is None else whole_numbers("hidden", text, "64,64")
-
-
 def _samples(text: str) -> Any:
     return None if text == "all" else _number_or_word(int)(text)
 
 
 def _number_or_word(kind: Callable[[str], Any]) -> Callable[[Any], Any]:
-    """A number, or the word as it is, for the pipeline to judge."""
+    """A number, or the text as it is, which the pipeline checks."""
 
     def parse(text: str | None) -> Any:
         try:
@@ -115,7 +111,10 @@ TASK = {
     ),
     "model": Option("Task", "resnet18/20/32/34/50, vgg5, vit_tiny/_small/_base, FOLDER.", type=str),
     "hidden": Option(
-        "Task", "Hidden widths of the MLP for tables (64,64).", type=str, parse=_widths
+        "Task",
+        "Hidden widths of the MLP for tables (64,64).",
+        type=str,
+        parse=lambda text: None if text is None else whole_numbers("hidden", text, "64,64"),
     ),
     "weights": Option("Task", "Of the model: a safetensors file.", type=Path, parse=_text),
     "classes": Option("Task", "How many at random, or labels as 0,3,7.", type=str, parse=_classes),
@@ -143,10 +142,7 @@ TRAINING = {
 }
 GOALS = {
     "thresholds": Option(
-        "Goals",
-        "Shares of the drop that count as done.",
-        "0.01,0.1,0.4",
-        parse=numbers("thresholds"),
+        "Goals", "Fractions of the loss decrease left.", "0.01,0.1,0.4", parse=numbers("thresholds")
     ),
     "target_loss": Option(
         "Goals", "Losses to get below, as 0.3,0.1.", type=SEVERAL, parse=_lists("target_loss")
@@ -161,17 +157,11 @@ FORECAST = {
         "Forecast", "Kernels rebuilt (0: none), or auto.", "auto", parse=_number_or_word(int)
     ),
     "budget": Option(
-        "Forecast",
-        "Share of a training's cost, 0.1, or auto.",
-        "auto",
-        parse=_number_or_word(float),
+        "Forecast", "Fraction of the FLOPs, 0.1, or auto.", "auto", parse=_number_or_word(float)
     ),
     "total_samples": Option("Forecast", "Samples trained on (default: those drawn).", type=int),
     "mesh": Option(
-        "Forecast",
-        "Devices that share kernels' rows, or all.",
-        type=str,
-        parse=_number_or_word(int),
+        "Forecast", "Devices that share kernels, or all.", type=str, parse=_number_or_word(int)
     ),
     "seconds": Option("Forecast", "Time a step on this device.", True),
     "verify": Option(
@@ -193,7 +183,7 @@ SHARED: Mapping[str, Option] = {**TASK, **TRAINING, **GOALS, **FORECAST, **OUTPU
 
 
 @dataclasses.dataclass(frozen=True)
-class Given:
+class Options:
     """The options as they were given to a command.
 
     Attributes:
@@ -218,11 +208,11 @@ class Given:
 
         Args:
             kind: a dataclass.
-            leave: fields that stay as they are by default.
-            **own: fields that the command says in another way.
+            leave: fields that keep their defaults.
+            **own: fields that the command computes itself.
 
         Raises:
-            ValueError: words that are no such value.
+            ValueError: a text that cannot be parsed.
         """
         fields = {field.name for field in dataclasses.fields(cast("Any", kind))}
         shared = (fields & set(self.values)) - {*leave, *own}
@@ -230,42 +220,43 @@ class Given:
 
     @property
     def shell(self) -> Shell:
-        """How the command talks."""
-        given = {name: self.values[name] for name in ("output", "as_json", "quiet", "verbose")}
-        return Shell(**given, cache=not self.values.get("no_cache", True))
+        """The command's output."""
+        flags = {name: self.values[name] for name in ("output", "as_json", "quiet", "verbose")}
+        return Shell(**flags, cache=not self.values.get("no_cache", True))
 
 
 def takes(
     *without: str | Iterable[str], **own: Option
-) -> Callable[[Callable[[Given], None]], Callable[..., None]]:
-    """Give a command the whole vocabulary, but for what it has no use for, and options of its own.
+) -> Callable[[Callable[[Options], None]], Callable[..., None]]:
+    """Give a command the shared options, without some, and options of its own.
 
-    The command is called with a `Given`. Typer sees one signature, in the order of the groups of
-    the help.
+    The command is called with an `Options`. Typer sees one signature, in the order of the help's
+    groups.
 
     Args:
         without: options that it does not have, or groups of them.
-        own: options of this command, or shared ones with another default or another form.
+        own: options of this command, or shared ones with another default or type.
     """
-    groups = [{one} if isinstance(one, str) else set(one) for one in without]
-    missing = set[str]().union(*groups)
-    options = {name: one for name, one in SHARED.items() if name not in missing} | own
+    missing: set[str] = set()
+    for names in without:
+        missing |= {names} if isinstance(names, str) else {*names}
+    options = {name: option for name, option in SHARED.items() if name not in missing} | own
 
-    def decorate(command: Callable[[Given], None]) -> Callable[..., None]:
+    def decorate(command: Callable[[Options], None]) -> Callable[..., None]:
         parameters = [
             inspect.Parameter(
-                name, inspect.Parameter.KEYWORD_ONLY, default=one.default,
-                annotation=one.annotation(),
+                name, inspect.Parameter.KEYWORD_ONLY, default=option.default,
+                annotation=option.annotation(),
             )
-            for name, one in sorted(options.items(), key=lambda item: PANELS.index(item[1].panel))
+            for name, option in sorted(options.items(), key=lambda o: PANELS.index(o[1].panel))
         ]  # fmt: skip
 
         @functools.wraps(command)
         def run(**values: Any) -> None:
-            command(Given(values, options))
+            command(Options(values, options))
 
         del run.__wrapped__  # typer would read that signature
-        run.__annotations__ = {one.name: one.annotation for one in parameters}
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         setattr(run, "__signature__", inspect.Signature(parameters))  # noqa: B010
         return run
 

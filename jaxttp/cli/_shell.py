@@ -11,14 +11,7 @@ from typing import Any, NoReturn
 
 import typer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import Progress, TimeElapsedColumn
 from typer.core import TyperGroup
 
 from jaxttp._core.files import replaced
@@ -29,7 +22,7 @@ Report = Callable[[str, int, int], None]
 
 
 class OneLine(TyperGroup):
-    """Commands whose refusal of an argument is one line on standard error, too."""
+    """Commands that report a bad argument in one line on standard error."""
 
     def main(self, *args: Any, standalone_mode: bool = True, **options: Any) -> Any:
         """Run, and leave with 0 for good, 2 for bad input, 1 for anything else."""
@@ -40,20 +33,20 @@ class OneLine(TyperGroup):
         except typer.Abort:
             sys.exit(1)
         except Exception as problem:
-            words = getattr(problem, "format_message", None)  # what a parser raises
-            if words is None:
+            format_message = getattr(problem, "format_message", None)  # of a parser's error
+            if format_message is None:
                 raise
             if type(problem).__name__ == "NoArgsIsHelpError":
-                print(words())
+                print(format_message())
             else:
-                print(_one_line(words()), file=sys.stderr)
+                print(_one_line(format_message()), file=sys.stderr)
             sys.exit(2)
         sys.exit(code if isinstance(code, int) else 0)
 
 
 @dataclasses.dataclass(frozen=True)
 class Shell:
-    """How a command talks: to a person or a program, with more or fewer words, into a folder.
+    """The output of a command: tables or JSON, verbosity, and a folder for files.
 
     Attributes:
         output: the folder for files, or None.
@@ -114,11 +107,10 @@ class Shell:
         """
         with whole():
             written = []
+            if name is not None:
+                files = {f"{name}.json": lambda path: write_json(path, values), **files}
             if self.output is not None:
                 try:
-                    if name is not None:
-                        written.append(self.output / f"{name}.json")
-                        write_json(written[0], values)
                     for file, write in files.items():
                         written.append(self.output / file)
                         write(written[-1])
@@ -166,14 +158,7 @@ def say(console: Console, *lines: str | None) -> None:
 @contextlib.contextmanager
 def _progress_bar(*, silent: bool) -> Iterator[Report]:
     """A bar with the time that is left, on standard error, for people only."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
+    columns = (*Progress.get_default_columns(), TimeElapsedColumn())
     # A console calls itself a terminal under FORCE_COLOR.
     silent = silent or not sys.stderr.isatty()
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=silent) as bar:
@@ -202,11 +187,7 @@ def _json(values: Any) -> str:
     text = json.dumps(values, indent=1, allow_nan=False)
     # Finds lists of numbers alone: strings bring quotes, lists and dictionaries brackets. Inside a
     # string nothing is found, as JSON writes the end of a line there as two characters.
-    return re.sub(r"\[\n[^][{}\"]*\]", lambda found: _on_one_line(found[0]), text)
-
-
-def _on_one_line(numbers: str) -> str:
-    return f"[{' '.join(numbers[1:-1].split())}]"
+    return re.sub(r"\[\n[^][{}\"]*\]", lambda m: f"[{' '.join(m[0][1:-1].split())}]", text)
 
 
 def _one_line(message: str) -> str:

@@ -1,17 +1,13 @@
 """Tables of times."""
 
-from typing import Any
-
-from rich.console import Console
 from rich.table import Column, Table
 
-from jaxttp.cli._shell import say
 from jaxttp.losses.rule import step_words
 
 
-def table(first: str, *others: str) -> Table:
-    """A table whose first column is words, the others numbers."""
-    return Table(Column(first, no_wrap=True), *(Column(name, justify="right") for name in others))
+def table(first: str, *columns: str) -> Table:
+    """A table whose first column is text, the others numbers."""
+    return Table(Column(first, no_wrap=True), *(Column(name, justify="right") for name in columns))
 
 
 def seconds_text(seconds: float | None) -> str:
@@ -33,8 +29,3 @@ def cells(
     if step < 0:
         return ["not reached" if stable else "diverges", "-"]
     return [step_words(step, unsure, horizon), seconds_text(seconds)]
-
-
-def print_task(console: Console, task: Any) -> None:
-    """What was looked at, and what of a table was left out."""
-    say(console, task.description, task.note)

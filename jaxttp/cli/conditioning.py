@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from jaxttp._core.checks import check_used
-from jaxttp.cli._options import FORECAST, GOALS, TRAINING, Given, Option, numbers, takes
+from jaxttp.cli._options import FORECAST, GOALS, TRAINING, Option, Options, numbers, takes
 from jaxttp.cli._shell import figure, say
 from jaxttp.cli._tables import table
 
@@ -32,24 +32,24 @@ from jaxttp.cli._tables import table
                   parse=numbers("values", "1,2,4")),
     seeds=Option("Forecast", "Draws of the weights at every value (default: 3).", type=int),
 )  # fmt: skip
-def conditioning(given: Given) -> None:
+def conditioning(options: Options) -> None:
     """Condition number of the Gauss-Newton matrix, its bounds and its rank."""
     from jaxttp.pipeline import ConditionSettings, condition, condition_sweep, sweep_to_json
 
-    shell, sweep, network = given.shell, given["sweep"], given["network"]
+    shell, sweep, network = options.shell, options["sweep"], options["network"]
     with shell.work() as report:
-        for name in ("values", "seeds"):
-            why = "it is for --sweep, a parameter to vary"
-            check_used(name, given[name], sweep is not None, why)
+        hint = "it is for --sweep, a parameter to vary"
+        check_used("values", options["values"], sweep is not None, hint)
+        check_used("seeds", options["seeds"], sweep is not None, hint)
         if sweep == "alpha" and network == "linear":
             network = "leaky_relu"  # the only network that has a slope
-        settings = given.make(ConditionSettings, network=network)
+        settings = options.make(ConditionSettings, network=network)
         report("condition number", 0, 1)
         result, sweep_result = condition(settings), None
         if sweep is not None:
             report(f"sweep over {sweep}", 0, 1)
-            seeds = 3 if given["seeds"] is None else given["seeds"]
-            sweep_result = condition_sweep(settings, sweep, given["values"], seeds=seeds)
+            seeds = {} if options["seeds"] is None else {"seeds": options["seeds"]}
+            sweep_result = condition_sweep(settings, sweep, options["values"], **seeds)
     plain = result.to_json() | {"sweep": sweep_result and sweep_to_json(sweep_result)}
     files = {"conditioning.png": figure(result.plot)}
     if sweep_result is not None:
@@ -59,20 +59,22 @@ def conditioning(given: Given) -> None:
 
 
 def _print(console: Console, result: Any, sweep_result: Any) -> None:
-    found = result.condition
+    condition = result.condition
     say(console, result.description)
     rows = table("Gauss-Newton matrix", "value")
-    sign = "at least " if found.is_lower_bound else ""
-    rows.add_row("condition number", f"{sign}{float(found.value):.4g}")
+    sign = "at least " if condition.is_lower_bound else ""
+    rows.add_row("condition number", f"{sign}{float(condition.value):.4g}")
     for name, bound in result.bounds.items():
         rows.add_row(f"bound, {name}", f"{bound:.4g}")
-    rows.add_row("largest eigenvalue", f"{float(found.largest):.4g}")
-    rows.add_row("smallest that counts", f"{float(found.smallest):.4g}")
+    rows.add_row("largest eigenvalue", f"{float(condition.largest):.4g}")
+    rows.add_row("smallest that counts", f"{float(condition.smallest):.4g}")
     generic = "" if result.generic_rank is None else f" (generic: {result.generic_rank})"
-    rows.add_row("rank", f"{'not known' if found.rank is None else int(found.rank)}{generic}")
-    for words, value in (("at rank - 1", found.rank_below), ("at rank + 1", found.rank_above)):
+    rank = "not known" if condition.rank is None else int(condition.rank)
+    rows.add_row("rank", f"{rank}{generic}")
+    neighbors = {"at rank - 1": condition.rank_below, "at rank + 1": condition.rank_above}
+    for label, value in neighbors.items():
         if not math.isnan(float(value)):  # not known from the ends of a spectrum
-            rows.add_row(words, f"{float(value):.4g}")
+            rows.add_row(label, f"{float(value):.4g}")
     rows.add_row("contraction of a step", f"{result.contraction:.6f}")
     rows.add_row(f"steps to {result.settings.accuracy:g}", f"{result.steps:.4g}")
     console.print(rows)
@@ -86,6 +88,6 @@ def _sweep_table(sweep_result: Any) -> Table:
         curves["maximum bound"] = sweep_result.maximum
     rows = table(sweep_result.parameter, *(f"{name} (median)" for name in curves))
     for value, *draws in zip(sweep_result.values, *curves.values(), strict=True):
-        middles = (sorted(each)[len(each) // 2] for each in draws)
+        middles = (sorted(column)[len(column) // 2] for column in draws)
         rows.add_row(f"{value:g}", *(f"{middle:.4g}" for middle in middles))
     return rows

@@ -6,7 +6,6 @@ returns against NumPy in float64.
 
 import dataclasses
 import functools
-import math
 import os
 import sys
 from collections.abc import Callable
@@ -19,21 +18,22 @@ import typer
 from rich.console import Console
 
 from jaxttp._core.process import versions
+from jaxttp._core.results import plain_number
 from jaxttp._core.xla_cpu.threads import decompose
-from jaxttp.cli._options import FORECAST, GOALS, TASK, TRAINING, Given, takes
+from jaxttp.cli._options import FORECAST, GOALS, TASK, TRAINING, Options, takes
 from jaxttp.cli._shell import say
 from jaxttp.cli._tables import table
 from jaxttp.ntk import empirical_ntk
 
 TOLERANCES = {"float32": 1e-5, "float64": 1e-12}
-"""Ten times what rounding makes of these sums, a thousandth of what TF32 or a lost row does."""
-REMEDY = (
+"""Ten times the rounding error of these sums, a thousandth of the error of TF32 or a lost row."""
+HINT = (
     "install another jaxlib (pip install --upgrade jax jaxlib), and look for variables that change "
     "what is computed (XLA_FLAGS, NVIDIA_TF32_OVERRIDE, OPENBLAS_CORETYPE)"
 )
 
 
-def deviation(found: Any, known: np.ndarray) -> float:
+def deviation(result: Any, expected: np.ndarray) -> float:
     """Largest difference relative to the largest value; NaN counts as infinitely far.
 
     Example:
@@ -42,10 +42,10 @@ def deviation(found: Any, known: np.ndarray) -> float:
         >>> deviation([1.0, float("nan")], np.array([1.0, 4.0]))
         inf
     """
-    found = np.asarray(found, np.float64)
-    if not np.all(np.isfinite(found)):
+    result = np.asarray(result, np.float64)
+    if not np.all(np.isfinite(result)):
         return float("inf")
-    return float(np.max(np.abs(found - known)) / np.max(np.abs(known)))
+    return float(np.max(np.abs(result - expected)) / np.max(np.abs(expected)))
 
 
 def cross_entropy() -> float:
@@ -56,12 +56,12 @@ def cross_entropy() -> float:
     f = np.random.default_rng(0).normal(size=(100, 1000, 10)).astype(np.float32)
     y = np.eye(10, dtype=np.float32)[np.arange(1000) % 10]
     wide = f.astype(np.float64)
-    known = np.mean(np.log(np.sum(np.exp(wide), -1)) - np.sum(y * wide, -1), axis=1)
+    expected = np.mean(np.log(np.sum(np.exp(wide), -1)) - np.sum(y * wide, -1), axis=1)
 
     def loss(f: jax.Array, y: jax.Array) -> jax.Array:
         return jnp.mean(jax.nn.logsumexp(f, axis=-1) - jnp.sum(y * f, axis=-1))
 
-    return deviation(jax.jit(jax.vmap(loss, (0, None)))(f, y), known)
+    return deviation(jax.jit(jax.vmap(loss, (0, None)))(f, y), expected)
 
 
 def softmax_behind_layers() -> float:
@@ -84,8 +84,8 @@ def softmax_behind_layers() -> float:
             h = h + jax.nn.relu(jnp.matmul(h, w, precision="highest"))
         return jax.nn.softmax(jnp.matmul(h, p, precision="highest"))
 
-    found = jax.jit(outputs)(x, [*layers], p)
-    return deviation(found, powers / np.sum(powers, axis=1, keepdims=True))
+    expected = powers / np.sum(powers, axis=1, keepdims=True)
+    return deviation(jax.jit(outputs)(x, [*layers], p), expected)
 
 
 def cholesky(dtype: str) -> float:
@@ -100,21 +100,21 @@ def cholesky(dtype: str) -> float:
 def eigenvectors(dtype: str) -> float:
     """Eigenvalues 1 to 1e-3 in a random basis of 200: values, A V = V diag(λ), V orthogonal."""
     basis = np.linalg.qr(np.random.default_rng(0).normal(size=(200, 200)))[0]
-    known = np.geomspace(1e-3, 1, 200)
-    matrix = (basis * known) @ basis.T
+    expected = np.geomspace(1e-3, 1, 200)
+    matrix = (basis * expected) @ basis.T
     with jax.enable_x64(dtype == "float64"):
-        ask = jax.jit(lambda a: tuple(decompose(jnp.linalg.eigh, a)))
-        values, v = (np.asarray(part, np.float64) for part in ask(matrix.astype(dtype)))
+        eigh = jax.jit(lambda a: tuple(decompose(jnp.linalg.eigh, a)))
+        values, v = (np.asarray(part, np.float64) for part in eigh(matrix.astype(dtype)))
     rebuilt, products = deviation((v * values) @ v.T, matrix), deviation(v.T @ v, np.eye(200))
-    return max(deviation(values, known), rebuilt, products)
+    return max(deviation(values, expected), rebuilt, products)
 
 
 def product() -> float:
     """A matrix product at full precision, 500 x 700 x 300; TF32 or half precision is 1e-3 off."""
     draw = np.random.default_rng(0)
     a, b = (draw.normal(size=size).astype(np.float32) for size in ((500, 700), (700, 300)))
-    found = jax.jit(lambda a, b: jnp.matmul(a, b, precision="highest"))(a, b)
-    return deviation(found, a.astype(np.float64) @ b.astype(np.float64))
+    result = jax.jit(lambda a, b: jnp.matmul(a, b, precision="highest"))(a, b)
+    return deviation(result, a.astype(np.float64) @ b.astype(np.float64))
 
 
 def kernel() -> float:
@@ -133,8 +133,8 @@ def kernel() -> float:
         return jnp.tanh(x @ params["w"]) @ params["v"]
 
     with jax.default_matmul_precision("highest"):
-        found = empirical_ntk(apply_fn, {"w": w, "v": v}, jnp.asarray(x))
-    return deviation(found, np.einsum("ncp,mdp->ncmd", jacobian, jacobian))
+        theta = empirical_ntk(apply_fn, {"w": w, "v": v}, jnp.asarray(x))
+    return deviation(theta, np.einsum("ncp,mdp->ncmd", jacobian, jacobian))
 
 
 KNOWN_ANSWERS: dict[str, Callable[[], float]] = {
@@ -150,18 +150,17 @@ KNOWN_ANSWERS: dict[str, Callable[[], float]] = {
 
 
 @takes(TASK, TRAINING, GOALS, FORECAST, "no_cache")
-def doctor(given: Given) -> None:
+def doctor(options: Options) -> None:
     """Versions, devices, and small computations against known answers; exit status 0 or 1."""
-    shell = dataclasses.replace(given.shell, cache=False)  # what is compiled here and now
+    shell = dataclasses.replace(options.shell, cache=False)  # compile afresh
     with shell.work() as report:
         rows = []
-        for k, (name, ask) in enumerate(KNOWN_ANSWERS.items()):
+        for k, (name, deviation_of) in enumerate(KNOWN_ANSWERS.items()):
             report("known answers", k, len(KNOWN_ANSWERS))
-            error, allowed = ask(), TOLERANCES[name.rpartition(", ")[2]]
-            right = error <= allowed
-            known = error if math.isfinite(error) else None
-            rows.append({"answer": name, "error": known, "allowed": allowed, "right": right})
-        devices = [f"{one.platform} {one.id}: {one.device_kind}" for one in jax.devices()]
+            error, allowed = deviation_of(), TOLERANCES[name.rpartition(", ")[2]]
+            row = {"answer": name, "error": plain_number(error), "allowed": allowed}
+            rows.append(row | {"right": error <= allowed})
+        devices = [f"{d.platform} {d.id}: {d.device_kind}" for d in jax.devices()]
     flags = {name: text for name, text in os.environ.items() if "XLA" in name or "JAX" in name}
     plain = {"versions": versions(), "devices": devices, "variables": flags, "answers": rows}
 
@@ -177,5 +176,5 @@ def doctor(given: Given) -> None:
 
     shell.deliver("doctor", plain, show, {})
     if wrong := [row["answer"] for row in rows if not row["right"]]:
-        print(f"jaxttp: wrong: {'; '.join(wrong)}. To mend it: {REMEDY}.", file=sys.stderr)
+        print(f"jaxttp: wrong: {'; '.join(wrong)}. To mend it: {HINT}.", file=sys.stderr)
         raise typer.Exit(1)

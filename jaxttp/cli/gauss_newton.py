@@ -4,10 +4,10 @@ from typing import Any
 
 from rich.console import Console
 
-from jaxttp.cli._options import FORECAST, TRAINING, Given, Option, takes
+from jaxttp.cli._options import FORECAST, TRAINING, Option, Options, takes
 from jaxttp.cli._shell import figure, say
 from jaxttp.cli._tables import table
-from jaxttp.losses.rule import goal_words
+from jaxttp.losses.rule import target_label
 
 
 @takes(
@@ -22,28 +22,23 @@ from jaxttp.losses.rule import goal_words
     pseudoinverse=Option("Training", "exact, truncate, damp, tikhonov or noise.", "truncate"),
     rtol=Option("Training", "Of the pseudo-inverse (default: 1e-6).", type=float),
 )
-def gauss_newton(given: Given) -> None:
+def gauss_newton(options: Options) -> None:
     """Train a reversible network by exact Gauss-Newton steps, compared with their forecast."""
     from jaxttp.pipeline import StepSettings, gauss_newton_task
 
-    shell = given.shell
+    shell = options.shell
     with shell.work() as report:
-        result = gauss_newton_task(given.make(StepSettings), progress=report)
-    shell.deliver(
-        "gauss_newton",
-        result.to_json(),
-        lambda to: _print(to, result),
-        {"gauss_newton.png": figure(result.plot)},
-        problem=result.problem,
-    )
+        result = gauss_newton_task(options.make(StepSettings), progress=report)
+    files, show = {"gauss_newton.png": figure(result.plot)}, lambda to: _print(to, result)
+    shell.deliver("gauss_newton", result.to_json(), show, files, problem=result.problem)
 
 
 def _print(console: Console, result: Any) -> None:
     say(console, result.description)
     rows = table("loss", "forecast steps", "real steps")
-    for goal, pair in result.times().items():
-        words = goal_words(goal, "relative")
-        rows.add_row(words, *(str(time) if time >= 0 else "not reached" for time in pair))
+    for threshold, times in result.times().items():
+        cells = (str(time) if time >= 0 else "not reached" for time in times)
+        rows.add_row(target_label(threshold, "relative"), *cells)
     console.print(rows)
     ranks, loss, error = result.ranks, result.loss, result.error
     say(

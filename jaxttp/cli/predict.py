@@ -6,9 +6,9 @@ from typing import Any
 from rich.console import Console
 
 from jaxttp._core.checks import check_used
-from jaxttp.cli._options import Given, Option, takes
+from jaxttp.cli._options import Option, Options, takes
 from jaxttp.cli._shell import figure, say
-from jaxttp.cli._tables import cells, print_task, seconds_text, table
+from jaxttp.cli._tables import cells, seconds_text, table
 
 
 @takes(
@@ -17,23 +17,22 @@ from jaxttp.cli._tables import cells, print_task, seconds_text, table
     lora=Option("Task", "Adapters: r=8,alpha=16,modules=q_proj+v_proj.", type=str),
     sequence_length=Option("Task", "Tokens of its sequences (default: 128).", type=int),
 )
-def predict(given: Given) -> None:
+def predict(options: Options) -> None:
     """Forecast how long training takes, in steps and seconds, without training."""
     from jaxttp.pipeline import LoraSettings, fine_tuning_task, forecast
 
-    shell, text, verify = given.shell, given["text"], given["verify"]
+    shell, text, verify = options.shell, options["text"], options["verify"]
     with shell.work() as report:
         if text is None:
             for name in ("lora", "sequence_length"):
-                why = "it is for a language model's text, --text"
-                check_used(name, given[name], False, why)
-            result: Any = forecast(given.settings(), verify=verify, progress=report)
-        elif given["lora"] is None:
+                check_used(name, options[name], False, "it is for a language model's text, --text")
+            result: Any = forecast(options.settings(), verify=verify, progress=report)
+        elif options["lora"] is None:
             raise ValueError("lora is needed with text: which adapters, such as r=8,alpha=16.")
         else:  # a language model has too many outputs for a kernel
             result = fine_tuning_task(
-                given.settings(), text=str(text), adapters=LoraSettings.read(given["lora"]),
-                sequence_length=given["sequence_length"], verify=verify, progress=report,
+                options.settings(), text=str(text), adapters=LoraSettings.read(options["lora"]),
+                sequence_length=options["sequence_length"], verify=verify, progress=report,
             )  # fmt: skip
     if text is not None:
         problem = f"{result.found.warnings}." if result.found.diverged else None
@@ -42,10 +41,7 @@ def predict(given: Given) -> None:
         problem = None if stable else f"{message}; choose a smaller learning rate."
 
     def show(console: Console) -> None:
-        if text is not None:
-            say(console, *str(result).splitlines())
-        else:
-            _print(console, result)
+        _print(console, result) if text is None else say(console, str(result))
 
     files = {"prediction.png": figure(result.plot)}
     shell.deliver("prediction", result.to_json(), show, files, problem=problem)
@@ -53,26 +49,26 @@ def predict(given: Given) -> None:
 
 def _print(console: Console, result: Any) -> None:
     prediction, run = result.prediction, result.run
-    print_task(console, result.task)
+    say(console, str(result.task))
     if (total := result.settings.total_samples) is not None:
         console.print(f"for {total:,} samples, read off these and their halves")
     real = [] if run is None else ["real steps", "real seconds"]
     rows = table(prediction.metric, "steps", "seconds", *real)
     horizon = prediction.horizon
-    for one in result.arrivals.values():
-        row = cells(one.steps, one.seconds, one.unsure, horizon=horizon)
+    for arrival in result.arrivals.values():
+        row = cells(arrival.steps, arrival.seconds, arrival.unsure, horizon=horizon)
         if run is not None:
-            row += cells(one.real_steps, one.real_seconds, stable=run.finite)
-        rows.add_row(one.words, *row)
+            row += cells(arrival.real_steps, arrival.real_seconds, stable=run.finite)
+        rows.add_row(arrival.words, *row)
     row = [str(horizon), seconds_text(horizon * result.step_time.seconds)]
     row += [] if run is None else [str(horizon), seconds_text(run.seconds)]
     rows.add_row("all steps", *row)
     console.print(rows)
     for name in ("loss", "error"):
-        doubt, scale = (prediction.end_in_doubt, prediction.scale) if name == "loss" else ("", "")
-        ahead = f"predicted {float(getattr(prediction, name)[-1]):.4g}{doubt}"
-        after = "" if run is None else f", real {float(getattr(run, name)[-1]):.4g}"
-        console.print(f"final {name}: {ahead}{after}{scale}")
+        error, scale = (prediction.end_in_doubt, prediction.scale) if name == "loss" else ("", "")
+        predicted = f"predicted {float(getattr(prediction, name)[-1]):.4g}{error}"
+        real = "" if run is None else f", real {float(getattr(run, name)[-1]):.4g}"
+        console.print(f"final {name}: {predicted}{real}{scale}")
     rate, limit = result.settings.learning_rate, prediction.max_learning_rate
     if result.settings.optimizer == "sgd":
         console.print(f"largest stable learning rate: {limit:.4g} (given {rate:g})")

@@ -5,61 +5,49 @@ from typing import Any
 
 from rich.console import Console
 
-from jaxttp.cli._options import FORECAST, GOALS, TRAINING, Given, Option, takes
+from jaxttp.cli._options import FORECAST, GOALS, TRAINING, Option, Options, takes
 from jaxttp.cli._shell import figure, say
-from jaxttp.cli._tables import print_task, table
+from jaxttp.cli._tables import table
 
 
 @takes(
     ("seconds", "total_samples"),
     output=Option("Output", "Folder for report.html.", Path("."), Path),
 )
-def report(given: Given) -> None:
+def report(options: Options) -> None:
     """Write one HTML page: forecast, sweep, spectrum, settings, versions; it opens offline."""
     from jaxttp.pipeline import report_task
 
-    shell = given.shell
-    with shell.work() as tell:
-        result = report_task(given.settings(), verify=given["verify"], progress=tell)
+    shell = options.shell
+    with shell.work() as progress:
+        result = report_task(options.settings(), verify=options["verify"], progress=progress)
 
     def page(path: Path) -> None:
         from jaxttp.plots import save_report
 
         save_report(result, path)
 
-    def show(console: Console) -> None:
-        print_task(console, result.forecast.task)
-        say(console, str(result.forecast.prediction))
-
-    prediction = result.forecast.prediction
-    problem = f"{prediction.message}; choose a smaller learning rate."
-    shell.deliver(
-        None,
-        result.to_json(),
-        show,
-        {"report.html": page},
-        problem=None if prediction.stable else problem,
-    )
+    task, prediction, problem = result.forecast.task, result.forecast.prediction, None
+    if not prediction.stable:
+        problem = f"{prediction.message}; choose a smaller learning rate."
+    show, files = lambda to: say(to, str(task), str(prediction)), {"report.html": page}
+    shell.deliver(None, result.to_json(), show, files, problem=problem)
 
 
 @takes(TRAINING, GOALS, set(FORECAST) - {"mesh"})
-def spectrum(given: Given) -> None:
+def spectrum(options: Options) -> None:
     """Eigenvalues of the kernel before training, and how much is learned along which."""
     from jaxttp.pipeline import task_spectrum
 
-    shell = given.shell
+    shell = options.shell
     with shell.work() as report:
-        result = task_spectrum(given.settings(), progress=report)
-    shell.deliver(
-        "spectrum",
-        result.to_json(),
-        lambda to: _print(to, result),
-        {"spectrum.png": figure(result.plot)},
-    )
+        result = task_spectrum(options.settings(), progress=report)
+    files = {"spectrum.png": figure(result.plot)}
+    shell.deliver("spectrum", result.to_json(), lambda to: _print(to, result), files)
 
 
 def _print(console: Console, result: Any) -> None:
-    print_task(console, result.task)
+    say(console, str(result.task))
     rows = table("fraction", "eigenvectors for the residual", "for the centred labels")
     for fraction in (0.5, 0.9, 0.99):
         heads = (str(result.head(fraction, of)) for of in ("residual", "labels"))

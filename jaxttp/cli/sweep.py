@@ -5,9 +5,8 @@ from typing import Any
 
 from rich.console import Console
 
-from jaxttp.cli._options import Given, Option, names, numbers, takes, whole_numbers
-from jaxttp.cli._shell import Shell, figure, say
-from jaxttp.cli._tables import print_task
+from jaxttp.cli._options import Option, Options, names, numbers, takes, whole_numbers
+from jaxttp.cli._shell import figure, say
 
 
 @takes(
@@ -40,52 +39,37 @@ from jaxttp.cli._tables import print_task
         flags=("--race",),
     ),
 )  # fmt: skip
-def sweep(given: Given) -> None:
+def sweep(options: Options) -> None:
     """Forecast a grid of settings from one kernel, the leading ones again, and advise a rate."""
     from jaxttp.pipeline import Choices, race_task, sweep_task
 
-    shell, race = given.shell, given["race"]
+    shell, race = options.shell, options["race"]
     with shell.work() as report:
-        choices = given.make(Choices, batch_sizes=[size or None for size in given["batch_sizes"]])
+        choices = options.make(
+            Choices, batch_sizes=[size or None for size in options["batch_sizes"]]
+        )
         if race:
-            result: Any = race_task(given.settings(), choices, progress=report)
+            result: Any = race_task(options.settings(), choices, progress=report)
         else:
             result = sweep_task(
-                given.settings(), choices, time_steps=given["seconds"], progress=report
+                options.settings(), choices, time_steps=options["seconds"], progress=report
             )
     if race:
-        _deliver_race(shell, *result)
+        task, ranked = result
+        plain = {"task": task.description, "note": task.note} | ranked.to_json()
+        files = {"race.png": figure(lambda: ranked.plot(title=task.description))}
+        problem = None if ranked.ranking() else f"{ranked.advice}."
+        shell.deliver(
+            "race", plain, lambda to: say(to, str(task), str(ranked)), files, problem=problem
+        )
         return
-    shell.deliver(
-        "sweep",
-        result.to_json(),
-        lambda to: _print(to, result),
-        {"sweep.csv": result.sweep.to_csv, "sweep.png": figure(result.plot)},
-        problem=None if result.fastest is not None else f"{result.sweep.hint()}.",
-    )
-
-
-def _deliver_race(shell: Shell, task: Any, race: Any) -> None:
-    """A `jaxttp.forecast.Race`: what came first, what it cost, and what to use."""
-
-    def show(console: Console) -> None:
-        print_task(console, task)
-        say(console, str(race))
-
-    shell.deliver(
-        "race",
-        {"task": task.description, "note": task.note} | race.to_json(),
-        show,
-        {"race.png": figure(lambda: race.plot(title=task.description))},
-        problem=None if race.ranking() else f"{race.advice}.",
-    )
+    files = {"sweep.csv": result.sweep.to_csv, "sweep.png": figure(result.plot)}
+    problem = None if result.fastest is not None else f"{result.sweep.hint()}."
+    shell.deliver("sweep", result.to_json(), lambda to: _print(to, result), files, problem=problem)
 
 
 def _print(console: Console, result: Any) -> None:
-    limit = result.max_learning_rate
-    print_task(console, result.task)
-    say(
-        console,
-        str(result.sweep),
-        f"largest stable learning rate: {limit:.4g} (no momentum)" if limit < math.inf else None,
-    )
+    limit, note = result.max_learning_rate, None
+    if limit < math.inf:
+        note = f"largest stable learning rate: {limit:.4g} (no momentum)"
+    say(console, str(result.task), str(result.sweep), note)

@@ -1,19 +1,19 @@
-"""How well conditioned is the Gauss-Newton matrix of a network?
+"""The conditioning of the Gauss-Newton matrix of a network.
 
-What the figures of the paper (GNC) are computed by, those along training in a callback of
+The functions behind the figures of the paper (GNC); those along training run in a callback of
 `jaxttp.train`:
 
 ========== =============================================== =========================================
-figures    what they show                                  computed by
+figures    content                                         computed by
 ========== =============================================== =========================================
 1, 13-17   loss and kappa of pruned networks               `condition_number`, `apply_masks`
 2, 5       kappa and bound by depth, width, skip           `sweep("depth", ...)`, `linear_point`
 3          convex against maximum bound                    `sweep(...)`: `.bound`, `.maximum`
 4          (a drawing)
 6, 23      one hidden leaky-ReLU layer, by width and slope `sweep("width" or "alpha", data=...)`
-7          batch normalisation                             `sweep("width", batch_norm=True)`
+7          batch normalization                             `sweep("width", batch_norm=True)`
 8          linear CNNs by filters and kernel size          `gauss_newton_convolution`
-9          spectrum, kappa at neighbouring ranks           `condition_number`, `rank_sensitivity`
+9          spectrum, kappa at neighboring ranks            `condition_number`, `rank_sensitivity`
 10         loss, kappa and bounds along training           `linear_point`
 11         kappa and sigma_min of the partial products     `layer_spectra`
 12         the terms of Lemma 2 and their weights          `linear_point`: `.terms`, `.weights`

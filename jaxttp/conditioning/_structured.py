@@ -7,7 +7,7 @@ Three facts make the smallest non-zero eigenvalue cheap:
    coordinates: row i (an output direction that S_l is the first to reach) times the row space of
    P_l R. Its size, sum_l (e_l - e_{l-1}) f_l, is the rank; on it the matrix is positive definite.
 2. For k below the widths every A_l is nearly a multiple of I, so sum_l a_l C_l inverted, a_l their
-   mean on a level of the flag, is a preconditioner that hardly misses.
+   mean on a level of the flag, is a good preconditioner.
 3. LOBPCG (SciPy's) needs one product and one preconditioner a step and keeps three blocks.
 
 The shapes depend on the ranks, so this runs on values, outside jit, and in NumPy: without a
@@ -27,12 +27,12 @@ from jaxttp.conditioning.linear import LinearGaussNewton
 
 @dataclasses.dataclass(frozen=True)
 class Effort:
-    """What the iteration may take.
+    """Limits of the iteration.
 
     Attributes:
         block: vectors iterated at once: enough for a crowded end of the spectrum.
-        iterations: at most, from each start.
-        restarts: what counts as a small residual follows from the eigenvalue that was found.
+        iterations: in each run, at most.
+        restarts: runs, at most; each takes its tolerance from the eigenvalue of the one before.
         tolerance: residual over eigenvalue at which it stops; the eigenvalue errs by its square.
         memory: bytes for dense C_l; with more of them products go through the layers.
     """
@@ -48,7 +48,7 @@ EFFORT = Effort()
 
 
 class Extremes(NamedTuple):
-    """What `structured_extremes` finds."""
+    """The result of `structured_extremes`."""
 
     largest: float
     smallest: float
@@ -87,7 +87,11 @@ def _solve(
 
     def product(columns: np.ndarray) -> np.ndarray:
         v = columns.T.reshape(-1, k, g) * mask
-        out = _chain(reduced, v) if terms is None else _sum(reduced.lefts, terms, v)
+        if terms is None:
+            out = _chain(reduced, v)
+        else:
+            pairs = zip(reduced.lefts, terms, strict=True)
+            out = sum((left @ _right(v, term) for left, term in pairs), start=np.zeros_like(v))
         return (out * mask).reshape(-1, k * g).T
 
     def precondition(columns: np.ndarray) -> np.ndarray:
@@ -103,15 +107,14 @@ def _solve(
         return Extremes(float(values[-1]), float(values[0]), rank, 0.0, True)
     noise = np.random.default_rng(0).standard_normal((k * g, EFFORT.block)) * mask.reshape(-1, 1)
     largest, top_residual = _extreme(product, noise, 0.0, largest=True)
-    # Outside the mask the eigenvalue is set to the largest: rounding that leads there is no gain.
+    # Outside the mask the eigenvalue is set to the largest, so that rounding there has no effect.
     outside = largest * (1.0 - mask).reshape(-1, 1)
     raised = lambda v: product(v) + outside * v  # noqa: E731
     smallest, residual = _extreme(raised, precondition(noise), largest, precondition)
     rounding = 10 * 2.0**-52 * np.sqrt(k * g) * largest
-    is_good = top_residual <= 2 * EFFORT.tolerance * largest
     error = top_residual / largest + residual / max(smallest, 1e-300)
     is_good = (
-        is_good
+        top_residual <= 2 * EFFORT.tolerance * largest
         and residual <= 2 * EFFORT.tolerance * smallest + 2 * rounding
         and error < 1  # beyond that rounding is larger than the eigenvalue
     )
@@ -131,7 +134,7 @@ def _extreme(
     Args:
         product: the symmetric operator on columns (n, b).
         start: columns (n, b).
-        scale: the size of the operator where it dwarfs the eigenvalue: the rounding to expect.
+        scale: the size of the operator where it is much larger than the eigenvalue; for rounding.
         precondition: approximately its inverse.
         largest: which end.
     """
@@ -144,9 +147,9 @@ def _extreme(
     vectors, _ = np.linalg.qr(start)
     ends = np.linalg.eigvalsh(vectors.T @ product(vectors))
     value, residual = float(ends[-1] if largest else ends[0]), np.inf
-    for _ in range(EFFORT.restarts):  # what counts as small follows from the eigenvalue
+    for _ in range(EFFORT.restarts):  # the tolerance follows from the eigenvalue
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # of residuals, which are looked at below
+            warnings.simplefilter("ignore", UserWarning)  # of residuals, which are checked below
             values, vectors = lobpcg(
                 wrap(product), vectors, M=None if precondition is None else wrap(precondition),
                 largest=largest, tol=EFFORT.tolerance * abs(value) + rounding,
@@ -175,8 +178,8 @@ def _adapt(operator: LinearGaussNewton) -> _Reduced:
     for layer, s in enumerate(outer):
         fresh = _rank(np.linalg.svd(s, compute_uv=False), s.shape) - basis.shape[1]
         if fresh > 0:
-            rest = s - basis @ (basis.T @ s)
-            basis = np.hstack([basis, np.linalg.svd(rest, full_matrices=False)[0][:, :fresh]])
+            residual = s - basis @ (basis.T @ s)
+            basis = np.hstack([basis, np.linalg.svd(residual, full_matrices=False)[0][:, :fresh]])
             levels.append((layer, fresh))
     basis, _ = np.linalg.qr(basis)
 
@@ -194,8 +197,8 @@ def _adapt(operator: LinearGaussNewton) -> _Reduced:
     mask = np.zeros((k, columns[0] if right is None else right.shape[1]))
     for begin, end, width in groups:
         mask[begin:end, :width] = 1.0
-    rest = np.linalg.qr(basis, mode="complete")[0][:, basis.shape[1] :]
-    basis = np.hstack([basis, rest])
+    complement = np.linalg.qr(basis, mode="complete")[0][:, basis.shape[1] :]
+    basis = np.hstack([basis, complement])
     lefts = [basis.T @ np.asarray(a) @ basis for a in operator.lefts]
     hidden = [np.asarray(weight) for weight in operator.weights[:-1]]
     return _Reduced(hidden, lefts, enter, mask, groups)
@@ -226,9 +229,9 @@ def _row_spaces(
             continue
         product = products[layer]
         rank = _rank(np.linalg.svd(product, compute_uv=False), product.shape)
-        rest = product - (product @ basis) @ basis.T
+        residual = product - (product @ basis) @ basis.T
         fresh = max(rank - basis.shape[1], 0)
-        basis = np.hstack([basis, np.linalg.svd(rest, full_matrices=False)[2][:fresh].T])
+        basis = np.hstack([basis, np.linalg.svd(residual, full_matrices=False)[2][:fresh].T])
         ranks.append(basis.shape[1])
     return basis, ranks[::-1]
 
@@ -244,23 +247,13 @@ def _chain(reduced: _Reduced, v: np.ndarray) -> np.ndarray:
     return total if reduced.enter is None else _right(total, reduced.enter.T)
 
 
-def _sum(lefts: list[np.ndarray], terms: list[np.ndarray], v: np.ndarray) -> np.ndarray:
-    """sum_l A_l v C_l for v (b, k, g)."""
-    total = np.zeros_like(v)
-    for left, term in zip(lefts, terms, strict=True):
-        total += left @ _right(v, term)
-    return total
-
-
 def _right(v: np.ndarray, matrix: np.ndarray) -> np.ndarray:
     """V @ matrix as ONE product of matrices."""
     return (v.reshape(-1, v.shape[-1]) @ matrix).reshape(*v.shape[:-1], -1)
 
 
-def _terms_and_inverses(
-    reduced: _Reduced,
-) -> tuple[list[np.ndarray] | None, list[np.ndarray]]:
-    """The matrices C_l (g, g) if they pay, and the inverses that precondition each group."""
+def _terms_and_inverses(reduced: _Reduced) -> tuple[list[np.ndarray] | None, list[np.ndarray]]:
+    """The matrices C_l (g, g) if cheaper, and the inverses that precondition each group."""
     g = reduced.mask.shape[1]
     through = 2 * sum(weight.size for weight in reduced.hidden)
     through += 0 if reduced.enter is None else 2 * reduced.enter.size

@@ -1,9 +1,9 @@
 """Bounds on the condition number of the Gauss-Newton matrix, one function a statement.
 
-Every one holds: it was checked against brute force on thousands of random networks, and where a
-printed statement is false the corrected one stands here. A bound that says nothing is +inf, that
-of a zero matrix nan. A smallest singular value is zero-padded to the number of values it is taken
-over (k for S_l, d for P_l): a narrow layer makes it 0.
+All of them were checked against brute force on thousands of random networks. Where a printed
+statement is false, the corrected one is implemented. A vacuous bound is +inf, that of a zero matrix
+nan. Smallest singular values are those of k values for S_l and of d for P_l: a narrow layer makes
+them 0.
 """
 
 from typing import Any, NamedTuple
@@ -17,11 +17,11 @@ from jaxttp._core.arrays import as_double, check_covariance, check_symmetric, do
 from jaxttp._core.checks import check_integer, check_number, is_concrete
 from jaxttp._core.results import RESULT
 from jaxttp._core.xla_cpu.threads import after, decompose
-from jaxttp.conditioning.linear import Checked, check_linear, check_weights, partial_products
+from jaxttp.conditioning.linear import check_linear, check_weights, partial_products
 
 
 class Bounds(NamedTuple):
-    """Two upper bounds on kappa(G^_O), and what they are made of.
+    """Two upper bounds on kappa(G^_O), and their terms.
 
     Attributes:
         convex: kappa(Sigma) sum_l gamma_l kappa_l; the tighter one.
@@ -81,7 +81,7 @@ def linear_bound(
         scales: fixed factors (a_l,) behind every hidden layer, as of a frozen batch norm.
 
     Returns:
-        `Bounds`; +inf where a bound says nothing, nan for a matrix that is zero.
+        `Bounds`; +inf where a bound is vacuous, nan for a matrix that is zero.
 
     Raises:
         ValueError: shapes that do not chain, a covariance that is not PSD.
@@ -97,29 +97,23 @@ def linear_bound(
         which the bound is violated; m > max(d, k) is not needed; "skips always improve" is false.
     """
     with double():
-        return _combine(check_linear(weights, covariance, skip, scales))
-
-
-def _combine(network: Checked) -> Bounds:
-    chain, scales, sigma = network
-    k, d = chain[-1].shape[0], chain[0].shape[1]
-    largest, smallest = [], []
-    done = [sigma.values]
-    for left, right in zip(*partial_products(chain, scales), strict=True):
-        left_max, left_min = extreme_singular_values(after(left, *done), k)
-        right_max, right_min = extreme_singular_values(after(right, left_max, *done), d)
-        done += [left_max, right_max]
-        largest.append((left_max * right_max) ** 2)
-        smallest.append((left_min * right_min) ** 2)
-    above, alphas = jnp.stack(largest), jnp.stack(smallest)
-    condition = sigma.condition()
-    convex = condition * ratio(jnp.sum(above), jnp.sum(alphas))
-    quotients = above / jnp.where(alphas > 0, alphas, 1.0)
-    terms = jnp.where(alphas > 0, quotients, jnp.inf)
-    maximum = jnp.where(jnp.any(above > 0), condition * jnp.max(terms), jnp.nan)
-    total = jnp.sum(alphas)
-    fractions = jnp.where(total > 0, alphas / jnp.where(total > 0, total, 1.0), jnp.nan)
-    return Bounds(convex, maximum, terms, fractions, alphas, condition)
+        chain, factors, sigma = check_linear(weights, covariance, skip, scales)
+        k, d = chain[-1].shape[0], chain[0].shape[1]
+        largest, smallest = [], []
+        done = [sigma.values]
+        for left, right in zip(*partial_products(chain, factors), strict=True):
+            left_max, left_min = extreme_singular_values(after(left, *done), k)
+            right_max, right_min = extreme_singular_values(after(right, left_max, *done), d)
+            done += [left_max, right_max]
+            largest.append((left_max * right_max) ** 2)
+            smallest.append((left_min * right_min) ** 2)
+        above, alphas = jnp.stack(largest), jnp.stack(smallest)
+        total, condition = jnp.sum(alphas), sigma.condition()
+        convex = condition * ratio(jnp.sum(above), total)
+        terms = jnp.where(alphas > 0, above / jnp.where(alphas > 0, alphas, 1.0), jnp.inf)
+        maximum = jnp.where(jnp.any(above > 0), condition * jnp.max(terms), jnp.nan)
+        fractions = jnp.where(total > 0, alphas / jnp.where(total > 0, total, 1.0), jnp.nan)
+        return Bounds(convex, maximum, terms, fractions, alphas, condition)
 
 
 def psd_residual_bound(
@@ -160,17 +154,15 @@ def psd_residual_bound(
         for i, weight in enumerate(chain):
             values = _psd_eigenvalues(f"weights[{i}]", weight, precision_of(weights[i]), done)
             done.append(values)
-            values = values + skip
-            logs.append(2 * jnp.log(ratio(values[-1], values[0])))
-        every = jnp.stack(logs)
-        others = jnp.where(jnp.eye(len(chain), dtype=bool), 0.0, every[None, :])
+            logs.append(2 * jnp.log(ratio(values[-1] + skip, values[0] + skip)))
+        others = jnp.where(jnp.eye(len(chain), dtype=bool), 0.0, jnp.stack(logs)[None, :])
         return sigma.condition() * jnp.exp(jnp.max(jnp.sum(others, axis=1)))
 
 
 def _psd_eigenvalues(name: str, matrix: Array, precision: float, done: list[Array]) -> Array:
     """Eigenvalues, ascending, of a matrix that must be symmetric and PSD to rounding.
 
-    It is decomposed after what is `done`; NaN where a traced matrix is not PSD.
+    It is decomposed after the arrays `done`; NaN where a traced matrix is not PSD.
     """
     square = check_symmetric(name, matrix, precision)
     values = decompose(jnp.linalg.eigvalsh, after(square, *done))
@@ -318,23 +310,8 @@ def _as_float64(value: Any) -> Array:
     return jnp.asarray(value).astype(jnp.float64)
 
 
-def _check_gaussian_network(d: int, k: int, m: int, var_w: Any, var_v: Any, condition: Any) -> None:
-    for name, value in (("d", d), ("k", k), ("m", m)):
-        check_integer(name, value, at_least=1)
-    check_number("var_w", var_w, at_least=0.0)
-    check_number("var_v", var_v, at_least=0.0)
-    check_number("covariance_condition", condition, at_least=1.0)
-
-
 def gaussian_init_bound(
-    d: int,
-    k: int,
-    m: int,
-    *,
-    var_w: Any,
-    var_v: Any,
-    t: Any,
-    covariance_condition: Any = 1.0,
+    d: int, k: int, m: int, *, var_w: Any, var_v: Any, t: Any, covariance_condition: Any = 1.0
 ) -> Float[Array, "..."]:
     """A bound on kappa of W V x that holds with probability `gaussian_init_probability(t)`.
 
@@ -351,7 +328,7 @@ def gaussian_init_bound(
         covariance_condition: kappa(Sigma), at least 1.
 
     Returns:
-        The bound; +inf where t (or d and k) is too large for it to say anything.
+        The bound; +inf where t (or d and k) is too large for a finite one.
 
     Raises:
         ValueError: a width below 1, a negative variance or t, a condition number below 1.
@@ -366,7 +343,11 @@ def gaussian_init_bound(
         statement false), and the probability is 1 - 4 exp(-t^2/2): two matrices, two sides.
     """
     check_number("t", t, at_least=0.0)
-    _check_gaussian_network(d, k, m, var_w, var_v, covariance_condition)
+    for name, value in (("d", d), ("k", k), ("m", m)):
+        check_integer(name, value, at_least=1)
+    check_number("var_w", var_w, at_least=0.0)
+    check_number("var_v", var_v, at_least=0.0)
+    check_number("covariance_condition", covariance_condition, at_least=1.0)
     with double():
         t, var_w, var_v = _as_float64(t), _as_float64(var_w), _as_float64(var_v)
         root_d, root_k, root_m = (float(np.sqrt(value)) for value in (d, k, m))
@@ -378,7 +359,7 @@ def gaussian_init_bound(
 
 
 def gaussian_init_probability(t: Any) -> Float[Array, "..."]:
-    """How often `gaussian_init_bound` holds at least: max(0, 1 - 4 exp(-t^2 / 2)).
+    """The least probability of `gaussian_init_bound`: max(0, 1 - 4 exp(-t^2 / 2)).
 
     Args:
         t: at least 0.
@@ -430,12 +411,12 @@ def asymptotic_bound(
     Source:
         GNC eq (22); it needs d, k < m.
     """
-    _check_gaussian_network(d, k, m, var_w, var_v, covariance_condition)
+    bound = gaussian_init_bound(
+        d, k, m, var_w=var_w, var_v=var_v, t=0.0, covariance_condition=covariance_condition
+    )
     if m <= max(d, k):
         raise ValueError(
             f"m must be larger than d and k for eq (22); got m={m}, d={d}, k={k}. Use "
             "gaussian_init_bound, which holds for every width."
         )
-    return gaussian_init_bound(
-        d, k, m, var_w=var_w, var_v=var_v, t=0.0, covariance_condition=covariance_condition
-    )
+    return bound

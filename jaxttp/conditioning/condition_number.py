@@ -1,7 +1,7 @@
 """The pseudo-condition number: the largest over the smallest non-zero eigenvalue.
 
-Everything hangs on what counts as zero, so the answer carries its rank, the tolerance, the gap
-behind the last eigenvalue that counts, and the condition numbers at neighbouring ranks.
+It depends on the tolerance for zero. So the result holds the rank, the tolerance, the gap behind
+the last eigenvalue that counts, and the condition numbers at neighboring ranks.
 """
 
 import dataclasses
@@ -31,15 +31,14 @@ from jaxttp.ntk.sharded import gathered
 
 @dataclasses.dataclass(frozen=True)
 class Effort:
-    """When which way is taken, and how far it goes; sizes are rows, timed on two cores.
+    """The choice of the method and its limits; sizes are rows, timed on two cores.
 
     Attributes:
         dense: operators up to this size are made dense, and all their eigenvalues computed.
-        large: matrices beyond this are asked for both ends of the spectrum only, in a tenth of the
-            work.
-        steps: products spent on an operator about which nothing is known.
-        tolerance: relative accuracy of the ends of a large matrix; rounding leaves eps * kappa
-            beside it.
+        large: of matrices beyond this only both ends of the spectrum are computed, in 10 % of the
+            time.
+        steps: products with an operator of unknown structure, at most.
+        tolerance: relative accuracy of the ends of a large matrix; rounding adds eps * kappa.
     """
 
     dense: int = 1024
@@ -52,26 +51,27 @@ EFFORT = Effort()
 
 
 class ConditionNumber(eqx.Module):
-    """A pseudo-condition number with everything needed to judge it.
+    """A pseudo-condition number with its rank, tolerance and error.
 
     Attributes:
-        value: largest / smallest; nan for a zero matrix, +inf if the given rank is too high.
+        value: largest / smallest; nan for a zero matrix, +inf if the argument `rank` is too high.
         largest: the largest absolute eigenvalue.
         smallest: the smallest absolute eigenvalue that counts as non-zero.
-        rank: how many count; None of an operator that is known by products alone, which do not
-            tell copies of an eigenvalue apart, unless the rank was given.
+        rank: how many count; None for an operator known by products alone, which do not resolve
+            multiplicities, unless the rank was passed.
         tolerance: below this an eigenvalue is zero.
         gap: smallest over the next eigenvalue; +inf at full rank; nan where not all are known.
-        rank_below: the condition number if one eigenvalue less counted, at rank - 1; nan at rank 1
-            or less, or where it is not known.
-        rank_above: the condition number if one more counted, at rank + 1; +inf if that eigenvalue
-            is zero, nan at full rank, where there is none, or where it is not known.
-        error: relative error that the residuals of an iteration leave in `value`; 0 for "dense",
-            nan where it is not known.
+        rank_below: the condition number at rank - 1; nan at rank 1 or less, or where it is not
+            known.
+        rank_above: the condition number at rank + 1; +inf if that eigenvalue is zero, nan at full
+            rank or where it is not known.
+        error: relative error of `value` by the residuals of an iteration; 0 for "dense", nan where
+            it is not known.
         eigenvalues: absolute eigenvalues, descending; None from an iteration that did not find all.
         kind: "dense" (all eigenvalues), "iterative" (converged eigenvalues at both ends, by a
-            known structure, by shift and invert, or by a Lanczos process that met every eigenvalue)
-            or "lower bound" (an iteration that did not: the condition number is at least this).
+            known structure, by shift and invert, or by a Lanczos process that found every
+            eigenvalue) or "lower bound" (an iteration without convergence: the condition number is
+            at least `value`).
     """
 
     value: Float[Array, "..."]
@@ -97,49 +97,45 @@ class ConditionNumber(eqx.Module):
         sign = "at least " if self.is_lower_bound else ""
         if not is_concrete(self.value) or jnp.ndim(self.value) > 0:
             return describe(self)
-        words = (
+        text = (
             f"condition number {sign}{float(self.value):.4g} ({self.kind}): absolute eigenvalues "
             f"{float(self.largest):.4g} to {float(self.smallest):.4g}"
         )
         if self.rank is None:
-            return f"{words}, rank not known"
+            return f"{text}, rank not known"
         rank = int(self.rank)
-        beside = ((rank - 1, float(self.rank_below)), (rank + 1, float(self.rank_above)))
-        others = ", ".join(f"at {r}: {value:.4g}" for r, value in beside if not math.isnan(value))
-        return f"{words}, rank {rank}" + (f" ({others})" if others else "")
+        pairs = ((rank - 1, float(self.rank_below)), (rank + 1, float(self.rank_above)))
+        neighbors = ", ".join(f"at {r}: {value:.4g}" for r, value in pairs if not math.isnan(value))
+        return f"{text}, rank {rank}" + (f" ({neighbors})" if neighbors else "")
 
 
 def condition_number(
-    matrix_or_operator: Any,
-    *,
-    rank: Any = None,
-    rtol: float | None = None,
-    spectrum: bool = False,
+    matrix_or_operator: Any, *, rank: Any = None, rtol: float | None = None, spectrum: bool = False
 ) -> ConditionNumber:
     """The pseudo-condition number of a symmetric matrix or operator.
 
-    What is below n * eps * lambda_max counts as zero, eps that of the dtype that came in; pass the
-    rank where it is known (`generic_rank`), since that is safer. Eigenvalues enter by absolute
-    value, so that the indefinite functional Hessian can be asked, too.
+    Eigenvalues below n * eps * lambda_max count as zero, eps that of the input's dtype. Pass the
+    rank where it is known (`generic_rank`), which is safer. Eigenvalues enter by absolute value, so
+    indefinite matrices such as the functional Hessian work, too.
 
-    A large matrix of full rank (beyond 3000 rows) is factorised, and a Lanczos process on its
-    inverse finds the smallest eigenvalues ("iterative"); `spectrum=True` insists on all of them.
+    A large matrix of full rank (beyond 3000 rows) is factorized, and a Lanczos process on its
+    inverse finds the smallest eigenvalues ("iterative"); `spectrum=True` computes all of them.
 
     A `LinearGaussNewton` of any size is solved through its structure: its rank is that of the
     factors, and a preconditioned iteration (LOBPCG) finds both ends. Any other operator beyond 1024
-    rows gets a Lanczos process of 256 steps. Where it meets all distinct eigenvalues (a multiple of
-    the identity, a low rank) its answer is exact ("iterative"), else a lower bound that says so;
-    its `rank` is then None, or the one that is given. A single eigenvalue below
-    10 n eps lambda_max may escape it, and no bound exceeds 1 / sqrt(eps).
+    rows gets a Lanczos process of 256 steps. Where it finds all distinct eigenvalues (a multiple of
+    the identity, a low rank) its result is exact ("iterative"), else a "lower bound"; its `rank` is
+    then None, or the one that was passed. It may miss a single eigenvalue below
+    10 n eps lambda_max, and no bound exceeds 1 / sqrt(eps).
 
     Args:
         matrix_or_operator: (n, n), a kernel (N, C, N, C), or a symmetric `lineax` operator.
         rank: the number of non-zero eigenvalues, if known; may be traced.
-        rtol: what is below rtol * lambda_max counts as zero, in place of n * eps.
+        rtol: eigenvalues below rtol * lambda_max count as zero, in place of n * eps.
         spectrum: compute all eigenvalues of a matrix, however large; they are in `eigenvalues`.
 
     Returns:
-        A `ConditionNumber`, in float64 whatever came in.
+        A `ConditionNumber`, in float64 for any input.
 
     Raises:
         ValueError: not square, not symmetric, not finite, a rank outside 1..n, rtol outside (0, 1).
@@ -167,8 +163,7 @@ def condition_number(
     with double():
         matrix = as_double("matrix_or_operator", matrix_or_operator)
         if matrix.ndim == 4:
-            rows = matrix.shape[0] * matrix.shape[1]
-            matrix = matrix.reshape(rows, -1)
+            matrix = matrix.reshape(matrix.shape[0] * matrix.shape[1], -1)
         if matrix.ndim != 2:
             raise ValueError(
                 "matrix_or_operator must be a matrix (n, n), a kernel (N, C, N, C) or a lineax "
@@ -181,65 +176,55 @@ def condition_number(
             and is_concrete(matrix)
             and (rank is None or (is_concrete(rank) and rank == matrix.shape[0]))
         ):
-            found = _of_ends(matrix, rtol, precision, trusted=rank is not None)
-            if found is not None:
-                return found
+            result = _of_ends(matrix, rtol, precision, trusted=rank is not None)
+            if result is not None:
+                return result
         return _of_spectrum(decompose(jnp.linalg.eigvalsh, matrix), rank, rtol, precision)
 
 
 def _of_ends(
     matrix: Array, rtol: float | None, precision: float, *, trusted: bool
 ) -> ConditionNumber | None:
-    """From both ends of a matrix of full rank, by shift and invert; None where it has not that.
+    """From both ends of a matrix of full rank, by shift and invert; None for another rank.
 
-    A factorisation is a tenth of the work of all eigenvalues, and runs at full speed where the
+    A factorization is 10 % of the work of all eigenvalues, and runs at full speed where the
     reduction to tridiagonal form waits for memory. In SciPy, outside jit.
 
-    Where the full rank was given (`trusted`) no tolerance cuts it.
+    Where the full rank was passed (`trusted`) no tolerance reduces it.
     """
     import scipy.linalg  # here, since loading it takes as long as half of jaxttp
     from scipy.sparse.linalg import ArpackError, eigsh
 
     values, n = np.asarray(matrix), matrix.shape[0]
-    common: dict[str, Any] = {
-        "v0": np.random.default_rng(0).standard_normal(n), "tol": EFFORT.tolerance,
-        "return_eigenvectors": False,
-    }  # fmt: skip
+    v0 = np.random.default_rng(0).standard_normal(n)
+    options: dict[str, Any] = {"v0": v0, "tol": EFFORT.tolerance, "return_eigenvectors": False}
     try:
         with limited(n), warnings.catch_warnings():
             warnings.simplefilter("error", scipy.linalg.LinAlgWarning)  # an exact zero
-            largest = np.max(np.abs(eigsh(values, k=1, which="LM", **common)))
-            ends = np.sort(np.abs(eigsh(values, k=2, sigma=0.0, which="LM", **common)))
+            largest = np.max(np.abs(eigsh(values, k=1, which="LM", **options)))
+            ends = np.sort(np.abs(eigsh(values, k=2, sigma=0.0, which="LM", **options)))
     except (scipy.linalg.LinAlgWarning, np.linalg.LinAlgError, ArpackError, RuntimeError):
         return None
     tolerance = (n * precision if rtol is None else rtol) * largest
     if not np.all(np.isfinite(ends)) or (ends[0] <= tolerance and not trusted):
         return None
-    found = _partial(
-        jnp.asarray(largest), jnp.asarray(ends[0]), n, EFFORT.tolerance, "iterative", tolerance
-    )
-    return eqx.tree_at(
-        lambda result: (result.gap, result.rank_below),
-        found,
-        (jnp.asarray(math.inf), ratio(jnp.asarray(largest), jnp.asarray(ends[1]))),
-    )
+    largest, smallest, second = (jnp.asarray(value) for value in (largest, *ends))
+    result = _partial(largest, smallest, n, EFFORT.tolerance, "iterative", tolerance)
+    rank_below = ratio(largest, second)
+    return dataclasses.replace(result, gap=jnp.asarray(math.inf), rank_below=rank_below)
 
 
 def _of_spectrum(
-    eigenvalues: Array,
-    rank: Any,
-    rtol: float | None,
-    precision: float,
+    eigenvalues: Array, rank: Any, rtol: float | None, precision: float
 ) -> ConditionNumber:
     """From all eigenvalues, under any transformation."""
     n = eigenvalues.shape[0]
     values = jnp.sort(jnp.abs(eigenvalues))[::-1]
     largest = values[0]
     tolerance = (n * precision if rtol is None else rtol) * largest
-    if rank is None:
-        counted = jnp.sum(values > tolerance)
-    else:
-        counted = jnp.asarray(rank if not is_concrete(rank) else _at_most(n, rank))
+    if rank is not None and is_concrete(rank):
+        check_integer("rank", rank, at_least=1, at_most=n)
+    counted = jnp.sum(values > tolerance) if rank is None else jnp.asarray(rank)
     counted = jnp.where(largest > 0, counted, 0).astype(jnp.int64)
 
     padded = jnp.concatenate([values, jnp.zeros(2, values.dtype)])
@@ -265,10 +250,6 @@ def _of_spectrum(
     )
 
 
-def _at_most(n: int, rank: int) -> int:
-    return check_integer("rank", rank, at_least=1, at_most=n)
-
-
 def _of_operator(operator: Any, rank: Any, rtol: float | None) -> ConditionNumber:
     n = operator.in_size()
     if operator.out_size() != n or not lx.is_symmetric(operator):
@@ -277,10 +258,10 @@ def _of_operator(operator: Any, rank: Any, rtol: float | None) -> ConditionNumbe
         )
     with double():
         if rank is not None and is_concrete(rank):
-            _at_most(n, rank)
+            check_integer("rank", rank, at_least=1, at_most=n)
         if n > EFFORT.dense:
-            known = all(is_concrete(leaf) for leaf in jax.tree.leaves((operator, rank)))
-            if isinstance(operator, LinearGaussNewton) and known and rtol is None:
+            is_known = all(map(is_concrete, jax.tree.leaves((operator, rank))))
+            if isinstance(operator, LinearGaussNewton) and is_known and rtol is None:
                 return _of_structure(operator, rank)
             return _of_products(operator, n, rank, rtol)
         matrix = jnp.asarray(operator.as_matrix())
@@ -292,24 +273,19 @@ def _of_operator(operator: Any, rank: Any, rtol: float | None) -> ConditionNumbe
 
 
 def _of_structure(operator: LinearGaussNewton, rank: Any) -> ConditionNumber:
-    found = structured_extremes(operator)
-    if rank not in (None, found.rank):
+    extremes = structured_extremes(operator)
+    if rank not in (None, extremes.rank):
         raise ValueError(
-            f"rank={rank} contradicts the factors, whose rank is {found.rank}; leave it None, or "
-            "pass the dense matrix to look at the spectrum."
+            f"rank={rank} contradicts the factors, whose rank is {extremes.rank}; leave it None, "
+            "or pass the dense matrix to look at the spectrum."
         )
-    kind = "iterative" if found.converged else "lower bound"
-    ends = jnp.asarray(found.largest), jnp.asarray(found.smallest)
-    return _partial(*ends, found.rank, found.error, kind)
+    kind = "iterative" if extremes.converged else "lower bound"
+    ends = jnp.asarray(extremes.largest), jnp.asarray(extremes.smallest)
+    return _partial(*ends, extremes.rank, extremes.error, kind)
 
 
 def _partial(
-    largest: Array,
-    smallest: Array,
-    rank: Any,
-    error: Any,
-    kind: str,
-    tolerance: Any = math.nan,
+    largest: Array, smallest: Array, rank: Any, error: Any, kind: str, tolerance: Any = math.nan
 ) -> ConditionNumber:
     unknown = jnp.full_like(largest, math.nan)
     return ConditionNumber(
@@ -328,15 +304,15 @@ def _partial(
 
 
 def _check_products(operator: Any, result: Array) -> None:
-    """Refuse an operator whose products are not finite, as a result of them shows."""
+    """Refuse an operator whose products are not finite, by the `result` of some products."""
     if is_concrete(result) and not np.all(np.isfinite(result)):
         ones = jax.tree.map(lambda s: jnp.ones(s.shape, s.dtype), operator.in_structure())
-        operator.mv(ones)  # outside of a trace it may say why
+        operator.mv(ones)  # outside of a trace it may raise an error with the reason
         raise ValueError("matrix_or_operator: its products hold NaN or infinite values.")
 
 
 def _of_products(operator: Any, n: int, rank: Any, rtol: float | None) -> ConditionNumber:
-    """From products alone; exact where they meet every eigenvalue, else a lower bound."""
+    """From products alone; exact where they reach every eigenvalue, else a lower bound."""
     structure = operator.in_structure()
     if not isinstance(structure, jax.ShapeDtypeStruct) or structure.shape != (n,):
         raise ValueError(
@@ -349,24 +325,23 @@ def _of_products(operator: Any, n: int, rank: Any, rtol: float | None) -> Condit
     if runs_a_network(operator) and is_concrete(start):
         start = _product(operator, start)
         ritz = lanczos_of_network(_product, operator, start, steps, precision=precision)
-        found = _ends_of(ritz, n, precision, rtol)
+        ends = _ends_of(ritz, n, precision, rtol)
     else:
-        found = _ends_by_products(operator, start, steps, precision, rtol)
-    largest, smallest, counted, closed = found
+        ends = _ends_by_products(operator, start, steps, precision, rtol)
+    largest, smallest, counted, closed = ends
     tolerance = (n * precision if rtol is None else rtol) * largest
     error = jnp.where(closed, 10 * precision * n**0.5 * largest / smallest, math.nan)
     if not is_concrete(largest) or not is_concrete(rank):
-        # Nothing can be refused while tracing: a rank that products contradict gives NaN.
+        # No error can be raised while tracing: a rank that products contradict gives NaN.
         result = _partial(largest, smallest, rank, error, "lower bound", tolerance)
-        contradicted = False if rank is None else counted > rank
-        value = jnp.where(contradicted, math.nan, result.value)
-        return eqx.tree_at(lambda result: result.value, result, value)
+        is_contradicted = False if rank is None else counted > rank
+        return dataclasses.replace(result, value=jnp.where(is_contradicted, math.nan, result.value))
     _check_products(operator, largest)
     if rank is not None and int(counted) > rank:
         raise ValueError(
             f"rank={rank} contradicts the operator, of which at least {int(counted)} eigenvalues "
-            f"exceed {n * precision if rtol is None else rtol:.2g} of the largest; say with rtol "
-            "what counts as zero, or pass the dense matrix to look at the spectrum."
+            f"exceed {n * precision if rtol is None else rtol:.2g} of the largest; set rtol, "
+            "below which they count as zero, or pass the dense matrix to look at the spectrum."
         )
     kind = "iterative" if bool(closed) else "lower bound"
     return _partial(largest, smallest, rank, error, kind, tolerance)
@@ -389,22 +364,22 @@ def _product(operator: Any, vector: Array) -> Array:
 def _ends_of(
     ritz: Ritz, n: int, precision: float, rtol: float | None
 ) -> tuple[Array, Array, Array, Array]:
-    """The largest eigenvalue, at least the smallest that counts, how many do, whether all are met.
+    """The largest eigenvalue, a bound on the smallest that counts, their number, and convergence.
 
     For w = A v of the Krylov space |A w|/|w| is at least the smallest absolute eigenvalue that is
-    not zero, since w lies in the range, while Ritz values may be nearer to zero: rounding leads out
-    of the range, and they lie between positive and negative eigenvalues. With A Q y = Q T y it is
-    the smallest singular value of T U, U the left singular vectors of T. Those with singular values
-    below sqrt(eps) of the largest are left out, since of them rounding is a part.
+    not zero, since w lies in the range. Ritz values may be nearer to zero: rounding leads out of
+    the range, and they lie between positive and negative eigenvalues. With A Q y = Q T y the bound
+    is the smallest singular value of T U, U the left singular vectors of T. Those with singular
+    values below sqrt(eps) of the largest are left out, since rounding affects them.
     """
     values = jnp.where(ritz.known, jnp.abs(ritz.values), 0.0)
     largest = jnp.max(values)
     tolerance = (n * precision if rtol is None else rtol) * largest
     images, sizes, _ = decompose(jnp.linalg.svd, ritz.projected[:-1, :-1], full_matrices=False)
     kept = sizes > jnp.sqrt(precision) * largest
-    again = decompose(jnp.linalg.svd, ritz.projected @ (images * kept[None]), compute_uv=False)
-    bound = again[jnp.maximum(jnp.sum(kept) - 1, 0)]
-    met = jnp.min(jnp.where(values > tolerance, values, jnp.inf))
-    smallest = jnp.where(ritz.closed, met, bound)
+    bounds = decompose(jnp.linalg.svd, ritz.projected @ (images * kept[None]), compute_uv=False)
+    bound = bounds[jnp.maximum(jnp.sum(kept) - 1, 0)]
+    exact = jnp.min(jnp.where(values > tolerance, values, jnp.inf))
+    smallest = jnp.where(ritz.closed, exact, bound)
     counted = jnp.sum(values > tolerance)
     return largest, jnp.where(largest > 0, smallest, 0.0), counted, ritz.closed

@@ -12,7 +12,7 @@ from jaxttp._core.checks import check_array, check_number, is_concrete
 
 
 def _check_condition(condition: Any) -> Array:
-    """Kappa in float64; what is known and below 1 is an error."""
+    """Kappa in float64; a known value below 1 is an error."""
     kappa = check_array("condition", condition).astype(jnp.float64)
     if is_concrete(condition) and not bool(np.all(np.asarray(condition) >= 1.0)):  # NaN neither
         raise ValueError(f"condition must be at least 1; got {condition!r}.")
@@ -50,7 +50,7 @@ def steps_to_accuracy(condition: ArrayLike, accuracy: Any) -> Float[Array, "..."
 
     ceil(log eps / log rate), the worst case over the starting points; the squared distance and
     the loss fall twice as fast. A start without a component along the slowest direction needs
-    fewer: the forecast from the kernel (`jaxttp.predict_training_time`) knows the start.
+    fewer: the forecast from the kernel (`jaxttp.predict_training_time`) takes it into account.
 
     Args:
         condition: kappa >= 1, any shape.

@@ -2,7 +2,7 @@
 
 A valid cross-correlation is a matrix, so a linear CNN is a product of matrices. The bounds for
 fully-connected layers do NOT transfer: the entries of those matrices are shared, which changes the
-Jacobian. The exact matrix is offered instead.
+Jacobian. This module computes the exact matrix instead.
 """
 
 import math

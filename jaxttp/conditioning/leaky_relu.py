@@ -43,12 +43,7 @@ def _slopes(hidden: Array, alpha: Any) -> Array:
     return jnp.where(hidden >= 0, 1.0, jnp.asarray(alpha).astype(hidden.dtype))
 
 
-def leaky_relu_gram(
-    W: ArrayLike,
-    V: ArrayLike,
-    X: ArrayLike,
-    alpha: Any,
-) -> Float[Array, "kn kn"]:
+def leaky_relu_gram(W: ArrayLike, V: ArrayLike, X: ArrayLike, alpha: Any) -> Float[Array, "kn kn"]:
     """The Gauss-Newton matrix of W s(V X) in output space, the Gram matrix of its Jacobian.
 
     Args:
@@ -84,12 +79,7 @@ def leaky_relu_gram(
         return gram + jnp.kron(matmul(active.T, active), jnp.eye(k, dtype=gram.dtype))
 
 
-def leaky_relu_bound(
-    W: ArrayLike,
-    V: ArrayLike,
-    X: ArrayLike,
-    alpha: Any,
-) -> Float[Array, "..."]:
+def leaky_relu_bound(W: ArrayLike, V: ArrayLike, X: ArrayLike, alpha: Any) -> Float[Array, "..."]:
     """A bound on kappa of `leaky_relu_gram`, from singular values alone.
 
         kappa <= (s_max^2(X) s_max^2(W) + l_max(Gamma))
@@ -105,7 +95,7 @@ def leaky_relu_bound(
         alpha: negative slope in [0, 1].
 
     Returns:
-        A scalar; +inf where the bound says nothing, nan for a zero network.
+        A scalar; +inf where the bound is vacuous, nan for a zero network.
 
     Raises:
         ValueError: shapes that do not chain, alpha outside [0, 1].
@@ -117,7 +107,7 @@ def leaky_relu_bound(
 
     Source:
         GNC Lemma 4, eq (11). Its second bound is false: (25) and (26) pull the slopes out of the
-        sum, which cancellations between units do not survive. With X = I, V = [[1, -1],
+        sum, which is wrong where units cancel. With X = I, V = [[1, -1],
         [-1, 0.01]] and alpha = 0.1, l_min(Gamma) is 0 but (25) says at least 0.0037; with
         V = [[1, 1], [1, -1]] and alpha = 0, l_max(Gamma) is 2.618 but (26) says at most 2.
     """

@@ -9,7 +9,7 @@ which shares its non-zero eigenvalues with the (p, p) matrix E[(df/dtheta)^T (df
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,7 @@ def matmul(a: Array, b: Array) -> Array:
 def partial_products(
     weights: list[Array], scales: list[Array] | None = None
 ) -> tuple[list[Array], list[Array]]:
-    """What is behind and before each layer l = 1..L, with fixed factors D_l = diag(scales[l]).
+    """The products behind and before each layer l = 1..L, with factors D_l = diag(scales[l]).
 
     Args:
         weights: W_1 ... W_L.
@@ -55,7 +55,7 @@ def check_weights(weights: Any, names: Sequence[str] = ()) -> list[Array]:
 
     Args:
         weights: a list of matrices.
-        names: what the messages call them, weights[0] and so on where there are none.
+        names: of the matrices in messages; weights[0] and so on when empty.
     """
     if not isinstance(weights, Sequence) or len(weights) == 0:
         raise ValueError(
@@ -91,22 +91,10 @@ def check_scales(scales: Any, weights: list[Array]) -> list[Array] | None:
     return out
 
 
-class Checked(NamedTuple):
-    """What every function of a linear network starts from, in float64.
-
-    Attributes:
-        chain: W_1 ... W_L, skips in them.
-        scales: fixed factors (a_l,) behind the hidden layers, or None.
-        covariance: Sigma with its root.
-    """
-
-    chain: list[Array]
-    scales: list[Array] | None
-    covariance: Covariance
-
-
-def check_linear(weights: Any, covariance: Any, skip: Any = 0.0, scales: Any = None) -> Checked:
-    """The arguments of a linear network, checked; call it inside `double`."""
+def check_linear(
+    weights: Any, covariance: Any, skip: Any = 0.0, scales: Any = None
+) -> tuple[list[Array], list[Array] | None, Covariance]:
+    """W_1 ... W_L including skips, the scales and Sigma, checked; call it inside `double`."""
     chain = check_weights(weights)
     factors = check_scales(scales, chain)
     sigma = check_covariance(covariance, chain[0].shape[1])
@@ -114,7 +102,7 @@ def check_linear(weights: Any, covariance: Any, skip: Any = 0.0, scales: Any = N
     if not is_concrete(skip) or float(skip) != 0.0:
         beta = jnp.asarray(skip).astype(jnp.float64)
         chain = [w + beta * jnp.eye(*w.shape, dtype=w.dtype) for w in chain]
-    return Checked(chain, factors, sigma)
+    return chain, factors, sigma
 
 
 def gauss_newton_linear(
@@ -129,7 +117,7 @@ def gauss_newton_linear(
         scales: fixed factors (a_l,) behind every hidden layer, as of a frozen batch norm.
 
     Returns:
-        (k d, k d), index out * d + in, symmetric PSD, in float64 whatever the weights are.
+        (k d, k d), index out * d + in, symmetric PSD, in float64 for any weights.
 
     Raises:
         ValueError: shapes that do not chain, a covariance that is not PSD.
@@ -151,11 +139,11 @@ class LinearGaussNewton(lx.AbstractLinearOperator):
     """G^_O of a deep linear network without its matrix: V (k, d) -> sum_l A_l V R B_l R.
 
     A product costs two passes through the layers; the memory is that of the weights. `mv` takes
-    flat vectors (k d,) or matrices (k, d). `jaxttp.conditioning.condition_number` knows the
+    flat vectors (k d,) or matrices (k, d). `jaxttp.conditioning.condition_number` uses the
     structure and finds the smallest eigenvalue by a preconditioned iteration.
 
     Attributes:
-        weights: W_1 ... W_L, skips and the scales behind them already in them.
+        weights: W_1 ... W_L, including skips and scales.
         outer: S_1 ... S_L (k, a_l).
         lefts: A_1 ... A_L (k, k).
         covariance: Sigma with its root.
@@ -258,16 +246,16 @@ def gauss_newton_linear_operator(
 def batch_norm_scales(
     weights: Any, covariance: ArrayLike | None = None, *, epsilon: Any = 1e-5
 ) -> list[Array]:
-    """The factors of a frozen batch normalisation behind every hidden layer (gain 1).
+    """The factors of a frozen batch normalization behind every hidden layer (gain 1).
 
     In evaluation mode batch norm divides by fixed standard deviations: unit j of layer l has
     variance (M_l Sigma M_l^T)_jj, M_l the map from the inputs to that layer, earlier factors
-    included. The inputs are taken as centred, so that Sigma is their covariance.
+    included. The inputs are assumed centered, so that Sigma is their covariance.
 
     Args:
         weights: [W_1 (a1, d), ..., W_L (k, a)].
         covariance: Sigma (d, d); the identity when None.
-        epsilon: what is added to the variances, at least 0.
+        epsilon: added to the variances, at least 0.
 
     Returns:
         L - 1 float64 vectors (a_l,), for `scales` of the functions here.
@@ -301,7 +289,7 @@ def batch_norm_scales(
 def generic_rank(widths: Any, data_rank: int | None = None) -> int:
     """The rank of G^_O for almost all weights: k r - (k - q)(r - q).
 
-    r is the rank of the data and q = min(r, a_1, ..., a_L) the narrowest place of the network.
+    r is the rank of the data and q = min(r, a_1, ..., a_L) the narrowest width of the network.
 
     Args:
         widths: (d, a_1, ..., a_{L-1}, k), the inputs first, the outputs last.

@@ -1,4 +1,4 @@
-"""Curvature matrices of any network: Gauss-Newton, its generalisation, the parts of the Hessian.
+"""Curvature matrices of any network: Gauss-Newton, its generalization, the parts of the Hessian.
 
 With L(theta) = (1/N) sum_i l(f(x_i), y_i), J (N C, p) the Jacobian of all outputs and H the block
 diagonal Hessian of the losses in the outputs,
@@ -25,7 +25,7 @@ from jaxtyping import Array, Float
 from jaxttp._core.arrays import double
 from jaxttp._core.checks import check_array, check_choice, check_finite, check_integer, check_used
 from jaxttp._core.products import with_forward_mode
-from jaxttp._core.types import ApplyFn, Params, count, select_leaves, split_trainable, take
+from jaxttp._core.types import ApplyFn, Params, select_leaves, split_trainable, take
 from jaxttp._core.xla_cpu.threads import decompose
 from jaxttp.adapters import as_rows, check_per_sample
 from jaxttp.adapters.inputs import check_network, check_samples
@@ -38,18 +38,17 @@ KINDS = ("gauss_newton", "generalized", "functional_hessian", "hessian")
 HESSIANS = KINDS[2:]
 FORMS = ("auto", "outputs", "parameters")
 AT_ONCE = 2**24
-"""Outputs that a product holds at a time unless told otherwise: 128 MiB each time they occur."""
+"""Outputs that a product holds at a time by default: 128 MiB an array."""
 
 
 def _promote(tree: Any) -> Any:
     """Floating-point leaves in float64; integers (tokens, counters) as they are."""
 
-    def one(leaf: Any) -> Array:
+    def promote(leaf: Any) -> Array:
         leaf = jnp.asarray(leaf)
-        floating = jnp.issubdtype(leaf.dtype, jnp.floating)
-        return leaf.astype(jnp.float64) if floating else leaf
+        return leaf.astype(jnp.float64) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
 
-    return jax.tree.map(one, tree)
+    return jax.tree.map(promote, tree)
 
 
 class _FlatNetwork:
@@ -61,8 +60,6 @@ class _FlatNetwork:
         check_choice("kind", kind, KINDS)
         check_network(apply_fn, params)
         x = check_samples("x", x)
-        if count(x) == 0:
-            raise ValueError("x must hold at least one sample; it is empty.")
         check_finite("params", params)
         check_finite("x", x)
         self.params, self.x = _promote(params), _promote(x)
@@ -89,10 +86,9 @@ class _FlatNetwork:
         ).astype(jnp.float64)
 
     def value(self, flat: Array, x: Any, targets: Array) -> Array:
-        """What some samples add to the mean loss of all."""
+        """The contribution of some samples to the mean loss of all."""
         assert self.loss is not None
-        fraction = len(targets) / self.samples
-        return fraction * self.loss.value(self.evaluate(flat, x), targets)
+        return len(targets) / self.samples * self.loss.value(self.evaluate(flat, x), targets)
 
     def output_hessian(self) -> Array:
         assert self.loss is not None
@@ -141,8 +137,8 @@ def curvature_matrix(
             `jax.flatten_util.ravel_pytree`; "auto" takes the smaller one. Hessians only have the
             second.
         trainable: the parameters to differentiate by, as in `jaxttp.empirical_ntk`.
-        batch_size: samples a tile.
-        max_bytes: memory for the Jacobian tiles, as in `jaxttp.empirical_ntk`.
+        batch_size: samples a chunk.
+        max_bytes: memory for the chunks of the Jacobian, as in `jaxttp.empirical_ntk`.
         promote: evaluate the network in float64 (True), or differentiate it in its own precision
             and only sum in float64: half the cost, right to 1 % up to about 1e8; "outputs" only.
         accumulate: dtype of the sums without `promote`: "float64", or "float32" for another half
@@ -150,7 +146,7 @@ def curvature_matrix(
             1e-7 lambda_max: not for condition numbers beyond 1e5 (there the error was 2e-5 on a
             ResNet20 at 3e5, but nothing bounds it). Pass the rank to `condition_number`, which
             otherwise cuts at n * 1e-7.
-        mesh: a `jax.sharding.Mesh` whose devices compute the rows, which are put together on one;
+        mesh: a `jax.sharding.Mesh` whose devices compute the rows, which are gathered on one;
             for "gauss_newton" and "generalized" in the form "outputs" only.
 
     Returns:
@@ -217,28 +213,28 @@ def _roots_of_blocks(blocks: Array) -> Array:
 
 
 def _parameter_form(network: _FlatNetwork, batch_size: int | None) -> Array:
-    """J^T H J / N, accumulated over tiles of samples."""
+    """J^T H J / N, accumulated over chunks of samples."""
     size = network.flat.size
     if batch_size is None:
         batch_size = max(1, 2**27 // (8 * size * network.outputs))
     check_integer("batch_size", batch_size, at_least=1)
 
     @jax.jit
-    def tile(flat: Array, x: Any, hessian: Array | None) -> Array:
-        def single(sample: Any) -> Array:
-            one = jax.tree.map(lambda leaf: leaf[None], sample)
-            return jax.jacrev(lambda w: network.evaluate(w, one)[0])(flat)
+    def contribution(flat: Array, x: Any, hessian: Array | None) -> Array:
+        def jacobian(sample: Any) -> Array:
+            batch = jax.tree.map(lambda leaf: leaf[None], sample)
+            return jax.jacrev(lambda w: network.evaluate(w, batch)[0])(flat)
 
-        j = jax.vmap(single)(x)  # (b, C, p)
-        other = j if hessian is None else jnp.einsum("nab,nbp->nap", hessian, j)
-        return jnp.einsum("nap,naq->pq", j, other, precision="highest")
+        j = jax.vmap(jacobian)(x)  # (b, C, p)
+        hj = j if hessian is None else jnp.einsum("nab,nbp->nap", hessian, j)
+        return jnp.einsum("nap,naq->pq", j, hj, precision="highest")
 
     hessian = None if network.kind == "gauss_newton" else network.output_hessian()
     total = jnp.zeros((size, size), jnp.float64)
     for start in range(0, network.samples, batch_size):
-        part = slice(start, start + batch_size)
-        block = None if hessian is None else hessian[part]
-        total = total + tile(network.flat, take(network.x, part), block)
+        rows = slice(start, start + batch_size)
+        block = None if hessian is None else hessian[rows]
+        total = total + contribution(network.flat, take(network.x, rows), block)
     return 0.5 * (total + total.T) / network.samples
 
 
@@ -258,13 +254,13 @@ def curvature_operator(
     Args:
         apply_fn: ``(params, x) -> outputs (N, C)``, or (N, T, V).
         params: pytree of floating-point arrays, promoted to float64.
-        x: samples (N, ...), all of them in every product.
+        x: samples (N, ...); every product uses all of them.
         y: labels or targets, for every kind but "gauss_newton"; of tokens (N, T).
         kind: one of the four of `curvature_matrix`.
         loss: a name or a `Loss`, for every kind but "gauss_newton".
         trainable: the parameters to differentiate by, as in `jaxttp.empirical_ntk`.
-        batch_size: samples at a time; memory beyond the parameters is that of their outputs and
-            activations. None for as many as have 2^24 outputs, at least one.
+        batch_size: samples at a time; the memory is that of their outputs and activations. None
+            for as many as have 2^24 outputs, at least one.
 
     Returns:
         A symmetric `lineax` operator on (p,) float64 vectors in the order of
@@ -304,15 +300,14 @@ def curvature_operator(
         run = with_forward_mode(slope, network.flat)
         return jax.jvp(run, (network.flat,), (vector,))[1]
 
-    def part(vector: Array, x: Any, targets: Array) -> Array:
-        if psd:
-            return outer(vector, x, targets)
-        whole = full(vector, x, targets)
-        return whole if kind == "hessian" else whole - outer(vector, x, targets)
+    def functional(vector: Array, x: Any, targets: Array) -> Array:
+        return full(vector, x, targets) - outer(vector, x, targets)
+
+    contribution = outer if psd else full if kind == "hessian" else functional
 
     @jax.jit
     def compiled(vector: Array) -> Array:
-        return _by_batches(part, vector, network.x, network.targets, batch_size)
+        return _by_batches(contribution, vector, network.x, network.targets, batch_size)
 
     def product(vector: Array) -> Array:
         with double():
@@ -331,15 +326,14 @@ def curvature_operator(
 
 
 def _by_batches(
-    part: Callable[[Array, Any, Array], Array], vector: Array, x: Any, targets: Array, size: int
+    term: Callable[[Array, Any, Array], Array], vector: Array, x: Any, targets: Array, size: int
 ) -> Array:
-    """The sum of ``part(vector, x, targets)`` over batches of samples, one after the other."""
-    whole, rest = divmod(len(targets), size)
-    if whole == 0 or (whole == 1 and rest == 0):
-        return part(vector, x, targets)
-    cut = whole * size
-    batches = jax.tree.map(lambda leaf: leaf[:cut].reshape(whole, size, *leaf.shape[1:]),
-                           (x, targets))  # fmt: skip
-    step = lambda total, batch: (total + part(vector, *batch), None)  # noqa: E731
-    total = jax.lax.scan(step, jnp.zeros_like(vector), batches)[0]
-    return total + part(vector, take(x, slice(cut, None)), targets[cut:]) if rest else total
+    """The sum of ``term(vector, x, targets)`` over batches of samples, one after the other."""
+    batches, remainder = divmod(len(targets), size)
+    if batches == 0 or (batches == 1 and remainder == 0):
+        return term(vector, x, targets)
+    cut = batches * size
+    data = jax.tree.map(lambda a: a[:cut].reshape(batches, size, *a.shape[1:]), (x, targets))
+    step = lambda total, batch: (total + term(vector, *batch), None)  # noqa: E731
+    total = jax.lax.scan(step, jnp.zeros_like(vector), data)[0]
+    return total + term(vector, take(x, slice(cut, None)), targets[cut:]) if remainder else total

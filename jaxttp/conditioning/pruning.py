@@ -1,4 +1,4 @@
-"""Layer-wise pruning by magnitude, and an optimiser that keeps what was pruned at zero."""
+"""Layer-wise pruning by magnitude, and an optimizer that keeps pruned weights at zero."""
 
 import math
 from collections.abc import Callable
@@ -24,7 +24,7 @@ def magnitude_masks(
             None (weights, not biases and norms).
 
     Returns:
-        A pytree of boolean arrays, True for what stays. Ties go by position: exactly so many go.
+        A pytree of boolean arrays, True for entries that stay. Ties are broken by position.
 
     Raises:
         ValueError: rate outside [0, 1).
@@ -35,28 +35,28 @@ def magnitude_masks(
         [[False, True], [False, True]]
 
     Source:
-        GNC Figure 1 and Appendix I.1: layer-wise, by magnitude, at initialisation.
+        GNC Figure 1 and Appendix I.1: layer-wise, by magnitude, at initialization.
     """
     check_known(rate=rate)
     check_number("rate", rate, at_least=0.0, below=1.0)
     _check_params(params)
-    chosen = prune or (lambda path, leaf: jnp.ndim(leaf) >= 2)
+    is_pruned = prune or (lambda path, leaf: jnp.ndim(leaf) >= 2)
 
     def mask(path: Any, leaf: Any) -> Any:
-        if not chosen(jax.tree_util.keystr(path), leaf):
+        if not is_pruned(jax.tree_util.keystr(path), leaf):
             return jnp.ones(jnp.shape(leaf), bool)
         size = jnp.size(leaf)
         order = jnp.argsort(jnp.abs(jnp.ravel(leaf)), stable=True)
-        # A rate like 0.29 must remove 29 of 100, whatever 0.29 * 100 rounds to.
-        gone = math.floor(rate * size + 1e-9)
-        keep = jnp.ones(size, bool).at[order[:gone]].set(False)
+        # A rate like 0.29 must remove 29 of 100, however 0.29 * 100 is rounded.
+        removed = math.floor(rate * size + 1e-9)
+        keep = jnp.ones(size, bool).at[order[:removed]].set(False)
         return keep.reshape(jnp.shape(leaf))
 
     return jax.tree_util.tree_map_with_path(mask, params)
 
 
 def apply_masks(params: Params, masks: Params) -> Params:
-    """The parameters with what the masks remove set to zero.
+    """The parameters with masked entries set to zero.
 
     Args:
         params: pytree of arrays.
@@ -75,8 +75,7 @@ def apply_masks(params: Params, masks: Params) -> Params:
     """
     _check_params(params)
     _check_masks(masks)
-    shapes = [{path: jnp.shape(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
-              for tree in (params, masks)]  # fmt: skip
+    shapes = [[jnp.shape(leaf) for leaf in jax.tree.leaves(tree)] for tree in (params, masks)]
     if jax.tree.structure(params) != jax.tree.structure(masks) or shapes[0] != shapes[1]:
         raise ValueError(
             "masks must be the tree of params, with a mask of its shape for every leaf; "
@@ -101,10 +100,10 @@ def _check_masks(masks: Any) -> None:
 def keep_pruned(
     optimizer: optax.GradientTransformation, masks: Params
 ) -> optax.GradientTransformationExtraArgs:
-    """An optimiser whose updates leave pruned entries alone.
+    """An optimizer whose updates leave pruned entries alone.
 
     Gradients are masked before, so that they do not enter momenta and norms, and updates after,
-    so that weight decay and noise do not wake what is pruned.
+    so that weight decay and noise do not change pruned entries.
 
     Args:
         optimizer: any optax transformation.

@@ -1,7 +1,7 @@
-"""What the figures of the paper are made of: a network beside its bounds, and curves of these.
+"""The data of the paper's figures: condition numbers of networks with their bounds, and curves.
 
-A point is one network, what is true of it and what bounds say. `sweep` draws weights by their
-sizes and varies a parameter; data enter as a covariance or as samples.
+A point is the condition number of one network with its bounds. `sweep` draws weights of given sizes
+and varies a parameter; data enter as a covariance or as samples.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,7 +39,7 @@ from jaxttp.conditioning.linear import (
 
 
 class LinearPoint(NamedTuple):
-    """A deep linear network: what is true and what the bounds say.
+    """The condition number of a deep linear network and its bounds.
 
     Attributes:
         condition: kappa(G^_O).
@@ -77,12 +77,12 @@ class LayerSpectra(NamedTuple):
 
 
 class RankSensitivity(NamedTuple):
-    """The condition number for every rank that one might have believed.
+    """The condition number as a function of the assumed rank.
 
     Attributes:
         ranks: (R,).
-        values: kappa if so many eigenvalues counted as non-zero, (R,).
-        rank: the one that was counted.
+        values: kappa for that number of non-zero eigenvalues, (R,).
+        rank: the counted rank.
     """
 
     ranks: np.ndarray
@@ -95,7 +95,7 @@ class RankSensitivity(NamedTuple):
 def linear_point(
     weights: Any, covariance: ArrayLike | None = None, *, skip: Any = 0.0, scales: Any = None
 ) -> LinearPoint:
-    """Kappa of a deep linear or residual network beside its bounds.
+    """Kappa of a deep linear or residual network with its bounds.
 
     Args:
         weights: [W_1 (a1, d), ..., W_L (k, a)].
@@ -161,11 +161,11 @@ def layer_spectra(weights: Any, *, scales: Any = None) -> LayerSpectra:
 
 
 def rank_sensitivity(result: ConditionNumber, *, fraction: float = 1.0) -> RankSensitivity:
-    """How much the condition number depends on the rank: kappa at every rank near the counted one.
+    """The condition number at every rank near the counted one.
 
     Args:
         result: of `condition_number`, with all eigenvalues (kind "dense").
-        fraction: which part of all ranks to look at, around the counted one; 1 for all.
+        fraction: of all ranks, around the counted one; 1 for all.
 
     Returns:
         A `RankSensitivity`.
@@ -188,7 +188,7 @@ def rank_sensitivity(result: ConditionNumber, *, fraction: float = 1.0) -> RankS
         raise ValueError(f"fraction must be at most 1; got {fraction!r}.")
     if result.eigenvalues is None or result.rank is None:
         raise ValueError(
-            f"a {result.kind!r} result knows its extreme eigenvalues only; give the dense matrix, "
+            f"a {result.kind!r} result has its extreme eigenvalues only; give the dense matrix, "
             "with condition_number(matrix, spectrum=True)."
         )
     eigenvalues = np.asarray(result.eigenvalues)
@@ -197,10 +197,9 @@ def rank_sensitivity(result: ConditionNumber, *, fraction: float = 1.0) -> RankS
     size, rank = len(eigenvalues), int(result.rank)
     half = max(1, round(fraction * size))
     ranks = np.arange(max(1, rank - half), min(size, rank + half) + 1)
-    chosen = eigenvalues[ranks - 1]
-    largest = eigenvalues[0]
+    largest, smallest = eigenvalues[0], eigenvalues[ranks - 1]
     with np.errstate(divide="ignore", invalid="ignore"):
-        values = np.where(chosen > 0, largest / chosen, np.inf if largest > 0 else np.nan)
+        values = np.where(smallest > 0, largest / smallest, np.inf if largest > 0 else np.nan)
     return RankSensitivity(ranks, values, rank)
 
 
@@ -225,7 +224,7 @@ class ConditionSweep(NamedTuple):
 
 
 def gaussian_weights(widths: Sequence[int], *, key: Array, gain: float = 2.0) -> list[Array]:
-    """W_l ~ N(0, gain / fan_in): Kaiming normal for gain 2, the paper's initialisation.
+    """W_l ~ N(0, gain / fan_in): Kaiming normal for gain 2, the paper's initialization.
 
     Args:
         widths: (d, a_1, ..., a_{L-1}, k).
@@ -250,8 +249,8 @@ def gaussian_weights(widths: Sequence[int], *, key: Array, gain: float = 2.0) ->
     keys = jax.random.split(key, len(widths) - 1)
     with double():
         return [
-            jax.random.normal(one, (rows, columns), jnp.float64) * (gain / columns) ** 0.5
-            for one, columns, rows in zip(keys, widths[:-1], widths[1:], strict=True)
+            jax.random.normal(layer_key, (rows, columns), jnp.float64) * (gain / columns) ** 0.5
+            for layer_key, columns, rows in zip(keys, widths[:-1], widths[1:], strict=True)
         ]
 
 
@@ -271,15 +270,15 @@ def sweep(
     seeds: int = 3,
     key: Array,
 ) -> ConditionSweep:
-    """Kappa and its bound at Kaiming initialisation, as one parameter varies.
+    """Kappa and its bound at Kaiming initialization, as one parameter varies.
 
     "depth", "width" and "skip" are those of a deep linear network (residual where skip is not 0);
     "alpha" is the negative slope of one hidden leaky-ReLU layer on the samples `data`.
 
     Args:
         parameter: "depth", "width", "skip" or "alpha".
-        values: what it takes: whole numbers, or numbers for "skip" and "alpha".
-        inputs: d, where neither covariance nor data says it.
+        values: of the parameter: whole numbers, or numbers for "skip" and "alpha".
+        inputs: d, where neither covariance nor data sets it.
         outputs: k.
         depth: number of weight matrices L.
         width: of the hidden layers, or a function of the depth (``lambda depth: 10 * depth``).
@@ -323,39 +322,33 @@ def sweep(
         raise ValueError(
             f"parameter={parameter!r} is one of linear networks; give covariance, not data."
         )
-    given = data if data is not None else covariance
-    if given is not None:
-        inputs = jnp.shape(given)[0]
+    inputs_data = data if data is not None else covariance
+    if inputs_data is not None:
+        inputs = jnp.shape(inputs_data)[0]
     if inputs is None:
         raise ValueError("inputs: give d, a covariance or data.")
     check_integer("inputs", inputs, at_least=1)
     rows = []
-    for place, value in enumerate(values):
-        chosen = {"depth": depth, "width": width, "skip": skip, "alpha": alpha, parameter: value}
-        layers = 2 if data is not None else check_integer("depth", chosen["depth"], at_least=1)
-        hidden = chosen["width"](layers) if callable(chosen["width"]) else chosen["width"]
-        beta = chosen["skip"](layers) if callable(chosen["skip"]) else chosen["skip"]
+    for index, value in enumerate(values):
+        setting = {"depth": depth, "width": width, "skip": skip, "alpha": alpha, parameter: value}
+        layers = 2 if data is not None else check_integer("depth", setting["depth"], at_least=1)
+        hidden = setting["width"](layers) if callable(setting["width"]) else setting["width"]
+        beta = setting["skip"](layers) if callable(setting["skip"]) else setting["skip"]
         widths = (inputs, *(check_integer("width", hidden, at_least=1),) * (layers - 1), outputs)
         for seed in range(seeds):
-            # A draw depends on its number and its sizes alone: "skip" and "alpha" change nothing.
-            fraction = place if parameter in ("depth", "width") else 0
-            one = jax.random.fold_in(jax.random.fold_in(key, seed), fraction)
-            weights = gaussian_weights(widths, key=one)
+            # A draw depends on the seed and the sizes alone, not on "skip" and "alpha".
+            draw = index if parameter in ("depth", "width") else 0
+            draw_key = jax.random.fold_in(jax.random.fold_in(key, seed), draw)
+            weights = gaussian_weights(widths, key=draw_key)
             if data is not None:
-                layer = (weights[1], weights[0], data, chosen["alpha"])
+                layer = (weights[1], weights[0], data, setting["alpha"])
                 exact = condition_number(leaky_relu_gram(*layer)).value
                 rows.append((float(exact), float(leaky_relu_bound(*layer)), np.nan))
                 continue
             scales = batch_norm_scales(weights, covariance) if batch_norm else None
-            line = linear_point(weights, covariance, skip=beta, scales=scales)
-            # A bound on the condition number is no point of its curve.
-            exact = np.nan if line.condition.is_lower_bound else float(line.condition.value)
-            rows.append((exact, float(line.convex), float(line.maximum)))
-    table = np.array(rows).reshape(len(values), seeds, 3)
-    return ConditionSweep(
-        parameter,
-        tuple(values),
-        table[..., 0],
-        table[..., 1],
-        None if data is not None else table[..., 2],
-    )
+            point = linear_point(weights, covariance, skip=beta, scales=scales)
+            # A lower bound on the condition number is not a point of its curve.
+            exact = np.nan if point.condition.is_lower_bound else float(point.condition.value)
+            rows.append((exact, float(point.convex), float(point.maximum)))
+    exact, bound, maximum = np.array(rows).reshape(len(values), seeds, 3).transpose(2, 0, 1)
+    return ConditionSweep(parameter, values, exact, bound, None if data is not None else maximum)

@@ -11,8 +11,8 @@ from jaxttp._core.checks import check_integer
 MISSING = ("", "?", "na", "n/a", "nan", "null")
 """Cells without a value, in small letters."""
 MOST_CLASSES = 100
-"""Whole numbers with more values than this are targets, not labels; so many words are a mistake."""
-REMEDY = "Fill gaps in and make numbers of words before, for instance with pandas."
+"""With more distinct values, whole numbers are targets, and words are an error."""
+HINT = "Fill gaps in and make numbers of words before, for instance with pandas."
 
 
 class Cells(NamedTuple):
@@ -20,24 +20,24 @@ class Cells(NamedTuple):
 
     Attributes:
         path: the file.
-        lines: the line in the file of every row (N,).
+        line_numbers: of every row in the file (N,).
         text: the cells (N, D), Python strings.
-        labels: how messages call the columns.
+        labels: names of the columns in messages.
     """
 
     path: Path
-    lines: np.ndarray
+    line_numbers: np.ndarray
     text: np.ndarray
     labels: list[str]
 
 
 def is_missing(cells: np.ndarray) -> np.ndarray:
     """Which cells hold no value."""
-    found = [str(cell).strip().lower() in MISSING for cell in cells.reshape(-1)]
-    return np.array(found, bool).reshape(cells.shape)
+    mask = [str(cell).strip().lower() in MISSING for cell in cells.reshape(-1)]
+    return np.array(mask, bool).reshape(cells.shape)
 
 
-def numbers_of(cells: np.ndarray) -> np.ndarray:
+def as_numbers(cells: np.ndarray) -> np.ndarray:
     """Cells as numbers (N,), float64; NaN for those that hold no finite number."""
 
     def number(cell: str) -> float:
@@ -61,14 +61,14 @@ def read_rows(path: Path) -> list[tuple[int, list[str]]]:
 
 
 def read_cells(path: Path, label: str | int | None) -> Cells:
-    """The cells, the head apart and the label last."""
-    lines_and_rows = read_rows(path)
-    first = lines_and_rows[0][1] if lines_and_rows else []
-    place = _number_of(label, len(first))
-    place = len(first) - 1 if place is None else place
+    """The cells without the head, with the label in the last column."""
+    numbered = read_rows(path)
+    first = numbered[0][1] if numbered else []
+    column = _index_of(label, len(first))
+    column = len(first) - 1 if column is None else column
     has_head = isinstance(label, str) and not label.isdecimal() and label in first
-    has_head = has_head or _is_head([row for _, row in lines_and_rows], place)
-    data = lines_and_rows[1:] if has_head else lines_and_rows
+    has_head = has_head or _is_head([row for _, row in numbered], column)
+    data = numbered[1:] if has_head else numbered
     if len(data) < 2 or len(data[0][1]) < 2:
         raise ValueError(f"data={str(path)!r} needs rows of features and a label, with commas.")
     width = len(data[0][1])
@@ -79,12 +79,11 @@ def read_cells(path: Path, label: str | int | None) -> Cells:
                 f"{width}."
             )
     heads = first if has_head and len(first) == width else []
-    chosen = width - 1 if label is None else _place_of(path, heads, width, label)
-    order = [*(i for i in range(width) if i != chosen), chosen]
+    last = width - 1 if label is None else _column_of(path, heads, width, label)
+    order = [*(i for i in range(width) if i != last), last]
     labels = [f"column {i + 1}" + (f" ({heads[i]!r})" if heads else "") for i in order]
     text = np.array([row for _, row in data], object)[:, order]
-    lines = np.array([line for line, _ in data])
-    return Cells(path, lines, text, labels)
+    return Cells(path, np.array([line for line, _ in data]), text, labels)
 
 
 def _is_head(rows: list[list[str]], label: int) -> bool:
@@ -92,16 +91,16 @@ def _is_head(rows: list[list[str]], label: int) -> bool:
     if not rows or len(rows[0]) < 2:
         return False
     features = np.array([cell for i, cell in enumerate(rows[0]) if i != label], object)
-    if np.all(np.isnan(numbers_of(features))):
+    if np.all(np.isnan(as_numbers(features))):
         return True
     labels = np.array([row[label] for row in rows if label < len(row)], object)
-    is_number = ~np.isnan(numbers_of(labels))
+    is_number = ~np.isnan(as_numbers(labels))
     is_word = not is_number[0] and not is_missing(labels[:1])[0]
     return is_word and len(rows) > 1 and bool(np.all(is_number[1:]))
 
 
-def _place_of(path: Path, heads: list[str], width: int, label: str | int) -> int:
-    """The place from 0 of the label's column, given by its name, or its number from 1."""
+def _column_of(path: Path, heads: list[str], width: int, label: str | int) -> int:
+    """The index, from 0, of the label's column, given by its name, or its number from 1."""
     if not isinstance(label, str):
         check_integer("label", label, at_least=1)
     elif (several := heads.count(label)) == 1:
@@ -111,19 +110,17 @@ def _place_of(path: Path, heads: list[str], width: int, label: str | int) -> int
             f"label={label!r}: {several} columns of {str(path)!r} have this name; give the "
             "number of one, from 1."
         )
-    if (place := _number_of(label, width)) is not None:
-        return place
+    if (index := _index_of(label, width)) is not None:
+        return index
     shown = [f"{i} ({name!r})" for i, name in enumerate(heads, start=1)]
-    known = (
-        f"has the columns {', '.join(shown)}; give a name or a number"
-        if heads
-        else f"has no names in its first line, and {width} columns; give a number from 1 to {width}"
-    )
-    raise ValueError(f"label={label!r} is no column: {str(path)!r} {known}.")
+    hint = f"has no names in its first line, and {width} columns; give a number from 1 to {width}"
+    if heads:
+        hint = f"has the columns {', '.join(shown)}; give a name or a number"
+    raise ValueError(f"label={label!r} is no column: {str(path)!r} {hint}.")
 
 
-def _number_of(column: str | int | None, width: int) -> int | None:
-    """The place, from 0, of a column that is given by a number within the table."""
+def _index_of(column: str | int | None, width: int) -> int | None:
+    """The index, from 0, of a column that is given by a number within the table."""
     if column is None or isinstance(column, bool) or not str(column).strip().isdecimal():
         return None
     return int(column) - 1 if 1 <= int(column) <= width else None
@@ -135,15 +132,14 @@ def features(table: Cells) -> np.ndarray:
     Raises:
         ValueError: a cell that is no finite number, by its line and column.
     """
-    columns = [numbers_of(table.text[:, i]) for i in range(table.text.shape[1] - 1)]
-    values = np.stack(columns, axis=1)
+    values = np.stack([as_numbers(column) for column in table.text[:, :-1].T], axis=1)
     bad = np.isnan(values)
     if bad.any():
         row, column = np.argwhere(bad)[0]
         raise ValueError(
             f"data={str(table.path)!r}: {int(bad.sum())} cells of features in {len(bad)} rows are "
             f"no finite numbers; the first is {table.text[row, column]!r} in line "
-            f"{table.lines[row]}, {table.labels[column]}. {REMEDY} If it is the label: label "
+            f"{table.line_numbers[row]}, {table.labels[column]}. {HINT} If it is the label: label "
             "(--label) names it."
         )
     return values
@@ -156,16 +152,16 @@ def read_labels(table: Cells) -> np.ndarray:
     if len(lost):
         raise ValueError(
             f"data={str(table.path)!r}: the label or target, {column}, is missing in {len(lost)} "
-            f"rows, first in line {table.lines[lost[0]]}; leave these rows out of the file."
+            f"rows, first in line {table.line_numbers[lost[0]]}; leave these rows out of the file."
         )
-    values = numbers_of(text)
-    words = np.flatnonzero(np.isnan(values))
-    if not len(words):
+    values = as_numbers(text)
+    is_text = np.flatnonzero(np.isnan(values))
+    if not len(is_text):
         return values
-    if 2 * len(words) < len(text):
+    if 2 * len(is_text) < len(text):
         raise ValueError(
-            f"data={str(table.path)!r}: line {table.lines[words[0]]}, {column} holds "
-            f"{text[words[0]]!r}, while {len(text) - len(words)} of {len(text)} rows hold a "
+            f"data={str(table.path)!r}: line {table.line_numbers[is_text[0]]}, {column} holds "
+            f"{text[is_text[0]]!r}, while {len(text) - len(is_text)} of {len(text)} rows hold a "
             "number; targets must be finite numbers, labels all words or all whole numbers. label "
             "(--label) names another column."
         )

@@ -1,4 +1,4 @@
-"""What a data set is, and parts of it: some classes, some samples of each, some held out."""
+"""Data sets, and parts of them: some classes, some samples of each, some held out."""
 
 import dataclasses
 import math
@@ -10,20 +10,14 @@ import numpy as np
 from jaxtyping import Array
 from numpy.typing import ArrayLike
 
-from jaxttp._core.checks import (
-    check_instance,
-    check_integer,
-    check_key,
-    check_known,
-    check_number,
-)
+from jaxttp._core.checks import check_instance, check_integer, check_key, check_known, check_number
 from jaxttp._core.types import count, shape_words, take
 
 
 def standardized(values: ArrayLike) -> np.ndarray:
     """Mean 0 and deviation 1 in every column (N, D), in float64; constant columns become 0."""
     x = np.asarray(values, np.float64)
-    constant = x.max(axis=0) == x.min(axis=0)  # whose mean and deviation may be rounding
+    constant = x.max(axis=0) == x.min(axis=0)  # rounding may make their deviation positive
     mean = np.where(constant, x[0], x.mean(axis=0))
     return (x - mean) / np.where(constant, 1.0, x.std(axis=0))
 
@@ -37,7 +31,7 @@ class Dataset:
             int32 arrays (N, T), "ids" and "mask".
         y: labels (N,), int32 in 0..num_classes-1, or targets (N, K), float32.
         name: its name in `load_dataset`.
-        description: what it is, and how x and y were scaled.
+        description: of the samples, and of how x and y were scaled.
         num_classes: number of classes; None for regression.
         class_names: the classes' names in the order of their labels; empty for regression.
 
@@ -129,11 +123,11 @@ def select(
     fewer: bool = False,
     key: Array | None = None,
 ) -> Dataset:
-    """Some classes of a data set, renumbered from 0, and as many samples of each as asked for.
+    """Some classes of a data set, renumbered from 0, with some samples of each.
 
-    Samples are drawn without replacement and stay in the order of the data set. What is drawn of a
-    class depends on the key and the class alone, not on the other classes, and a smaller draw is
-    part of a larger one with the same key.
+    Samples are drawn without replacement and stay in the order of the data set. The draw of a class
+    depends on the key and the class alone, not on the other classes. A smaller draw is part of a
+    larger one with the same key.
 
     Args:
         dataset: a data set with classes.
@@ -181,15 +175,15 @@ def select_rows(
     fewer: bool = False,
     key: Array | None = None,
 ) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
-    """What `select` keeps, from the labels alone: rows, their new labels, names of the classes.
+    """Rows that `select` keeps, their new labels, and the names of the classes.
 
     Example:
         >>> select_rows(np.array([0, 1, 0, 2]), ("a", "b", "c"), name="toy", classes=(2, 0))[1]
         array([1, 1, 0], dtype=int32)
     """
-    chosen = _choose_classes(class_names, name, classes, key)
+    kept_classes = _choose_classes(class_names, name, classes, key)
     new = np.full(len(labels), -1, np.int32)
-    for label, old in enumerate(chosen):
+    for label, old in enumerate(kept_classes):
         rows = np.flatnonzero(labels == old)
         if per_class is not None:
             check_integer("per_class", per_class, at_least=1)
@@ -201,7 +195,7 @@ def select_rows(
             rows = rows[_permutation(key, old, len(rows))[:per_class]]
         new[rows] = label
     kept = np.flatnonzero(new >= 0)
-    return kept, new[kept], tuple(class_names[old] for old in chosen)
+    return kept, new[kept], tuple(class_names[old] for old in kept_classes)
 
 
 def split(dataset: Dataset, *, held_out: float, key: Array) -> Split:
@@ -241,30 +235,25 @@ def split(dataset: Dataset, *, held_out: float, key: Array) -> Split:
     return Split(dataset.take(np.flatnonzero(~out)), dataset.take(np.flatnonzero(out)))
 
 
-def _choose_classes(
-    class_names: tuple[str, ...],
-    name: str,
-    classes: Sequence[int] | int | None,
-    key: Array | None,
-) -> tuple[int, ...]:
-    known = range(len(class_names))
+def _choose_classes(class_names: tuple[str, ...], name: str, classes: Any, key: Any) -> list[int]:
+    """The labels that `classes` names or, as a number, draws."""
+    labels = range(len(class_names))
     if classes is None:
-        return tuple(known)
+        return list(labels)
     if np.ndim(classes) == 0:
-        hint = f"{name} has {len(known)} classes."
-        check_integer("classes", classes, at_least=1, at_most=len(known), hint=hint)
+        hint = f"{name} has {len(labels)} classes."
+        count = check_integer("classes", classes, at_least=1, at_most=len(labels), hint=hint)
         # The draws within the classes fold in their labels; this one must differ from them.
-        order = _permutation(key, len(known), len(known))
-        return tuple(sorted(int(label) for label in order[: int(classes)]))  # type: ignore[arg-type]
-    classes = [int(label) if label in known else label for label in classes]  # type: ignore[union-attr]
-    absent = [label for label in classes if label not in known]
+        return sorted(_permutation(key, len(labels), len(labels))[:count].tolist())
+    classes = [int(label) if label in labels else label for label in classes]
+    absent = [label for label in classes if label not in labels]
     if absent or len(classes) == 0:
-        listed = ", ".join(f"{label} ({class_names[label]})" for label in known)
+        listed = ", ".join(f"{label} ({class_names[label]})" for label in labels)
         what = f"{absent} not in {name}" if absent else "no class at all"
         raise ValueError(f"classes: {what}; choose among {listed}.")
     if len(set(classes)) < len(classes):
         raise ValueError(f"classes={tuple(classes)!r} names a class twice.")
-    return tuple(classes)
+    return classes
 
 
 def _permutation(key: Array | None, stream: int, n: int) -> np.ndarray:
@@ -273,25 +262,12 @@ def _permutation(key: Array | None, stream: int, n: int) -> np.ndarray:
         raise ValueError("key is needed to draw classes or samples; give a jax.random.key(seed).")
     check_key(key)
     check_known(key=key)
-    key = jax.random.fold_in(key, stream)
-    is_prefix = bool(getattr(jax.config, "jax_threefry_partitionable", False))
-    if not is_prefix or str(jax.random.key_impl(key)) != "threefry2x32":
-        return np.asarray(jax.random.permutation(key, np.arange(n, dtype=np.int32)))
-    return _sorted_by_lot(key, n)
-
-
-def _sorted_by_lot(key: Array, n: int) -> np.ndarray:
-    """`jax.random.permutation`, which compiles a program for every n, sorted here.
-
-    Bits of a longer array begin with those of a shorter one, so that one program draws them for
-    many n.
-    """
-    order, rounds = (
-        np.arange(n, dtype=np.int32),
-        math.ceil(3 * math.log(max(n, 1)) / math.log(np.iinfo(np.uint32).max)),
-    )
-    for _ in range(rounds):
-        key, now = jax.random.split(key)
-        bits = jax.random.bits(now, (max(256, 1 << (n - 1).bit_length()),), np.uint32)
+    stream_key = jax.random.fold_in(key, stream)
+    # `jax.random.permutation` compiles a function for every n. Sorted by NumPy, one serves many n:
+    # bits of a longer array begin with those of a shorter one.
+    order = np.arange(n, dtype=np.int32)
+    for _ in range(math.ceil(3 * math.log(max(n, 1)) / math.log(np.iinfo(np.uint32).max))):
+        stream_key, draw = jax.random.split(stream_key)
+        bits = jax.random.bits(draw, (max(256, 1 << (n - 1).bit_length()),), np.uint32)
         order = order[np.argsort(np.asarray(bits)[:n], kind="stable")]
     return order

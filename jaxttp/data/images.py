@@ -1,4 +1,4 @@
-"""Images one at a time, and what is done to them before a network sees them."""
+"""Images one at a time, and their preprocessing."""
 
 import dataclasses
 import math
@@ -15,11 +15,11 @@ INTERPOLATIONS = ("bilinear", "bicubic")
 
 
 class ImageSource(NamedTuple):
-    """Labels at once, images when they are asked for.
+    """Labels at once, images when they are read.
 
     Attributes:
         name: of the data set.
-        description: what it is.
+        description: of the images.
         labels: (N,), int32.
         class_names: in the order of their labels.
         read: row number -> pixels (H, W, C), uint8.
@@ -34,7 +34,7 @@ class ImageSource(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Preprocessing:
-    """Resize, centre crop, scale to [0, 1], normalise: as in a network's pre-training.
+    """Resize, center crop, scale to [0, 1], normalize: as in a network's pre-training.
 
         x = (pixels/255 - mean) / std
 
@@ -47,7 +47,7 @@ class Preprocessing:
         interpolation: "bilinear" or "bicubic".
 
     Raises:
-        ValueError: a crop larger than what it is cut from, numbers out of range.
+        ValueError: a crop larger than the resized image, numbers out of range.
 
     Example:
         >>> image = np.full((40, 60, 3), 255, np.uint8)
@@ -85,10 +85,7 @@ class Preprocessing:
         width, height = picture.size
         side = self.resize or self.crop
         # The longer side is rounded down and the margins to the nearest, as torchvision does.
-        if width <= height:
-            size = (side, int(side * height / width))
-        else:
-            size = (int(side * width / height), side)
+        size = max(side, int(side * width / height)), max(side, int(side * height / width))
         picture = picture.resize(size, getattr(pillow.Resampling, self.interpolation.upper()))
         left, top = (round((length - self.crop) / 2.0) for length in size)
         picture = picture.crop((left, top, left + self.crop, top + self.crop))
@@ -112,13 +109,8 @@ def imagenet_preprocessing(crop: int = 224) -> Preprocessing:
         256
     """
     check_integer("crop", crop, at_least=1)
-    return Preprocessing(
-        crop,
-        resize=round(crop * 8 / 7),
-        mean=(0.485, 0.456, 0.406),
-        std=(0.229, 0.224, 0.225),
-        channels=3,
-    )
+    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    return Preprocessing(crop, resize=round(crop * 8 / 7), mean=mean, std=std, channels=3)
 
 
 def vit_preprocessing(crop: int = 224) -> Preprocessing:
@@ -135,14 +127,8 @@ def vit_preprocessing(crop: int = 224) -> Preprocessing:
         248
     """
     check_integer("crop", crop, at_least=1)
-    return Preprocessing(
-        crop,
-        resize=math.floor(crop / 0.9),
-        mean=(0.5,),
-        std=(0.5,),
-        channels=3,
-        interpolation="bicubic",
-    )
+    resize = math.floor(crop / 0.9)
+    return Preprocessing(crop, resize, (0.5,), (0.5,), channels=3, interpolation="bicubic")
 
 
 def read_images(
@@ -159,7 +145,7 @@ def read_images(
         rows: which ones.
         labels: their labels, (len(rows),).
         class_names: the names of these labels.
-        preprocessing: what is done to every image; None for scaling to [0, 1] alone.
+        preprocessing: applied to every image; None for scaling to [0, 1] alone.
 
     Returns:
         A data set.
@@ -167,7 +153,7 @@ def read_images(
     Raises:
         ValueError: images of different sizes without a preprocessing.
     """
-    apply = preprocessing or _to_unit
+    apply = preprocessing or (lambda image: image.astype(np.float32) / 255)
     images = [apply(source.read(int(row))) for row in rows]
     shapes = {image.shape for image in images}
     if len(shapes) > 1:
@@ -175,15 +161,10 @@ def read_images(
             f"{source.name} has images of {len(shapes)} sizes, such as {min(shapes)} and "
             f"{max(shapes)}; give a preprocessing, such as imagenet_preprocessing(64)."
         )
-    scale = "scaled to [0, 1]" if preprocessing is None else _preprocessing_in_words(preprocessing)
-    return Dataset(
-        x=np.stack(images).astype(np.float32),
-        y=np.asarray(labels, np.int32),
-        name=source.name,
-        description=f"{source.description}, {scale}.",
-        num_classes=len(class_names),
-        class_names=class_names,
-    )
+    scale = "scaled to [0, 1]" if preprocessing is None else _format_preprocessing(preprocessing)
+    x, y = np.stack(images).astype(np.float32), np.asarray(labels, np.int32)
+    description = f"{source.description}, {scale}."
+    return Dataset(x, y, source.name, description, len(class_names), class_names)
 
 
 def preprocess(dataset: Dataset, preprocessing: Preprocessing) -> Dataset:
@@ -191,7 +172,7 @@ def preprocess(dataset: Dataset, preprocessing: Preprocessing) -> Dataset:
 
     Args:
         dataset: x (N, H, W, C) in [0, 1].
-        preprocessing: what is done to every image.
+        preprocessing: applied to every image.
 
     Returns:
         A data set.
@@ -213,21 +194,16 @@ def preprocess(dataset: Dataset, preprocessing: Preprocessing) -> Dataset:
             f"{dataset.x.max():g} has no images (N, H, W, C) in [0, 1]."
         )
     x = np.stack([preprocessing(image) for image in dataset.x])
-    words = f"{dataset.description} Then {_preprocessing_in_words(preprocessing)}."
-    return dataclasses.replace(dataset, x=x, description=words)
+    description = f"{dataset.description} Then {_format_preprocessing(preprocessing)}."
+    return dataclasses.replace(dataset, x=x, description=description)
 
 
-def _to_unit(image: np.ndarray) -> np.ndarray:
-    return image.astype(np.float32) / 255
-
-
-def _preprocessing_in_words(preprocessing: Preprocessing) -> str:
-    side = preprocessing.crop
-    return f"cropped to {side}x{side} and normalised"
+def _format_preprocessing(preprocessing: Preprocessing) -> str:
+    return f"cropped to {preprocessing.crop}x{preprocessing.crop} and normalised"
 
 
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
-"""What image files may hold, whatever they are called: for others Pillow starts programs."""
+"""Formats of image files, whatever their names: for other formats Pillow starts other processes."""
 
 
 def open_image(path: Any) -> np.ndarray:
@@ -236,7 +212,7 @@ def open_image(path: Any) -> np.ndarray:
     problems = (OSError, SyntaxError, ValueError, EOFError, pillow.DecompressionBombError)
     try:
         with warnings.catch_warnings():
-            # Pillow itself refuses at twice its limit alone, 537 MB of pixels.
+            # Pillow itself raises only above twice its limit, at 537 MB of pixels.
             warnings.simplefilter("error", pillow.DecompressionBombWarning)
             with pillow.open(path, formats=FORMATS) as picture:
                 return np.asarray(picture.convert("RGB"))

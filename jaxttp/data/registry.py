@@ -18,18 +18,13 @@ from jaxttp.data.sources import LAYOUTS, SPLITS, folder_source, tfds_source
 def digits() -> Dataset:
     """1797 handwritten digits, 8x8 pixels; counts 0..16 divided by 16, so that x lies in [0, 1]."""
     x, y = _digits()
-    return Dataset(
-        x=(np.reshape(x, (-1, 8, 8, 1)) / 16).astype(np.float32),
-        y=np.asarray(y, np.int32),
-        name="digits",
-        description="Handwritten digits, 8x8 pixels of one channel, scaled to [0, 1].",
-        num_classes=10,
-        class_names=tuple("0123456789"),
-    )
+    x = (np.reshape(x, (-1, 8, 8, 1)) / 16).astype(np.float32)
+    description = "Handwritten digits, 8x8 pixels of one channel, scaled to [0, 1]."
+    return Dataset(x, y.astype(np.int32), "digits", description, 10, tuple("0123456789"))
 
 
 def _digits() -> tuple[np.ndarray, np.ndarray]:
-    """Pixels (1797, 64) and digits, from the file of scikit-learn, whose import takes long."""
+    """Pixels (1797, 64) and digits, from a file of scikit-learn, whose import is slow."""
     package = importlib.util.find_spec("sklearn")
     for folder in (package.submodule_search_locations or ()) if package else ():
         file = Path(folder) / "datasets" / "data" / "digits.csv.gz"
@@ -41,62 +36,39 @@ def _digits() -> tuple[np.ndarray, np.ndarray]:
     return load_digits(return_X_y=True)  # type: ignore
 
 
-def wine() -> Dataset:
-    """178 wines of three cultivars; 13 chemical features, standardised."""
-    from sklearn.datasets import load_wine
+def _table(name: str, class_names: tuple[str, ...], description: str, **options: Any) -> Dataset:
+    """A table of scikit-learn: standardized features with labels, or with a standardized target."""
+    from sklearn import datasets
 
-    names = ("cultivar 1", "cultivar 2", "cultivar 3")
-    words = "Wines of three cultivars by 13 chemical features, standardised."
-    return _classes("wine", words, names, *load_wine(return_X_y=True))
-
-
-def breast_cancer() -> Dataset:
-    """569 tumours, malignant (0) or benign (1); 30 features of cell nuclei, standardised."""
-    from sklearn.datasets import load_breast_cancer
-
-    words = "Malignant and benign tumours by 30 features of cell nuclei, standardised."
-    names = ("malignant", "benign")
-    return _classes("breast_cancer", words, names, *load_breast_cancer(return_X_y=True))
-
-
-def _classes(name: str, words: str, class_names: tuple[str, ...], x: Any, y: Any) -> Dataset:
-    """A table of standardised features with labels."""
-    return Dataset(
-        x=standardized(x).astype(np.float32),
-        y=np.asarray(y, np.int32),
-        name=name,
-        description=words,
-        num_classes=len(class_names),
-        class_names=class_names,
-    )
-
-
-def diabetes() -> Dataset:
-    """442 patients; 10 features and the disease's progression after a year, all standardised."""
-    from sklearn.datasets import load_diabetes
-
-    x, y = load_diabetes(return_X_y=True, scaled=False)
-    return Dataset(
-        x=standardized(x).astype(np.float32),
-        y=standardized(np.reshape(y, (-1, 1))).astype(np.float32),
-        name="diabetes",
-        description="Progression of diabetes by 10 features; features and target standardised.",
-    )
+    x, y = getattr(datasets, f"load_{name}")(return_X_y=True, **options)
+    x = standardized(x).astype(np.float32)
+    if not class_names:
+        return Dataset(x, standardized(y[:, None]).astype(np.float32), name, description)
+    return Dataset(x, y.astype(np.int32), name, description, len(class_names), class_names)
 
 
 LOADERS: dict[str, Callable[[], Dataset]] = {
     "digits": digits,
-    "wine": wine,
-    "breast_cancer": breast_cancer,
-    "diabetes": diabetes,
-}
+    "wine": lambda: _table(
+        "wine", ("cultivar 1", "cultivar 2", "cultivar 3"),
+        "Wines of three cultivars by 13 chemical features, standardised.",
+    ),
+    "breast_cancer": lambda: _table(
+        "breast_cancer", ("malignant", "benign"),
+        "Malignant and benign tumours by 30 features of cell nuclei, standardised.",
+    ),
+    "diabetes": lambda: _table(
+        "diabetes", (), "Progression of diabetes by 10 features; features and target standardised.",
+        scaled=False,
+    ),
+}  # fmt: skip
 """Loaders of sets that come with scikit-learn; nothing is imported before one is called."""
 
 PREFIX = "tfds:"
 
 
 def dataset_names() -> tuple[str, ...]:
-    """The names that `load_dataset` knows, besides ``tfds:NAME`` for any NAME.
+    """The names of data sets for `load_dataset`, besides ``tfds:NAME`` for any NAME.
 
     Returns:
         First those that come with scikit-learn, then those of tensorflow-datasets, then those that
@@ -145,9 +117,9 @@ def load_dataset(
 
     The first four come with scikit-learn. Those from ``mnist`` to ``tfds:NAME`` are prepared once
     by tensorflow-datasets, the last four are unpacked archives; both need the extra `datasets`.
-    Nothing is ever downloaded here: what is missing is an error with the command that fetches it.
+    Nothing is downloaded here: a missing data set is an error with the command that fetches it.
     Only the chosen images are held in memory. Means and deviations of tables are those of all
-    samples. Every call returns fresh arrays.
+    samples. Every call returns new arrays.
 
     Args:
         name: one of `dataset_names`, or ``tfds:NAME``.
@@ -156,15 +128,15 @@ def load_dataset(
         classes: the labels to keep, or a number of random ones; see `select`.
         per_class: random samples of each class; None for all.
         key: a JAX random key, needed where something is drawn.
-        preprocessing: what is done to every image.
+        preprocessing: applied to every image.
         folder: the unpacked archive of ``mit67`` and those after it.
 
     Returns:
         The data set.
 
     Raises:
-        ValueError: for an unknown name or part, what is not on this machine, too few classes or
-            samples, images of different sizes.
+        ValueError: for an unknown name or part, a data set that is not on this machine, too few
+            classes or samples, images of different sizes.
         ImportError: the extra `datasets` is needed and not installed.
 
     Example:
@@ -175,24 +147,23 @@ def load_dataset(
         Dataset('digits': x (40, 8, 8, 1), 2 classes)
     """
     check_instance("name", name, str, "dataset_names")
-    known = dataset_names()
-    if name not in known and not name.startswith(PREFIX):
-        listed = ", ".join(map(repr, known))
+    if name not in dataset_names() and not name.startswith(PREFIX):
+        listed = ", ".join(map(repr, dataset_names()))
         raise ValueError(f"name={name!r} is not known; choose one of {listed}, or 'tfds:NAME'.")
     if folder is not None and name not in LAYOUTS:
         raise ValueError(f"folder={str(folder)!r} is for {', '.join(LAYOUTS)}; got name={name!r}.")
-    chosen: dict[str, Any] = {"classes": classes, "per_class": per_class}
+    selection: dict[str, Any] = {"classes": classes, "per_class": per_class, "key": key}
 
     if name in LOADERS:
         if split is not None:
             raise ValueError(f"split={split!r}: {name} has no parts; see jaxttp.data.split.")
         dataset = LOADERS[name]()
         if classes is not None or per_class is not None:
-            dataset = select(dataset, **chosen, key=key)
+            dataset = select(dataset, **selection)
         return dataset if preprocessing is None else preprocess(dataset, preprocessing)
     if name in LAYOUTS:
-        source = folder_source(name, None if folder is None else os.fspath(folder), split)
+        source = folder_source(name, folder, split)
     else:
         source = tfds_source(name.removeprefix(PREFIX), split)
-    picked = select_rows(source.labels, source.class_names, name=source.name, **chosen, key=key)
-    return read_images(source, *picked, preprocessing)
+    rows = select_rows(source.labels, source.class_names, name=source.name, **selection)
+    return read_images(source, *rows, preprocessing)

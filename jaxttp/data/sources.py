@@ -2,10 +2,11 @@
 
 Nothing is downloaded. Sets of tensorflow-datasets are prepared once, by ``tfds build``, which needs
 TensorFlow; here they are read without it (extra `datasets`). A loader of a folder takes the
-unpacked archive, as its authors distribute it, and the name of a part.
+unpacked archive, as its authors distribute it, and names of parts.
 """
 
 import dataclasses
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,71 +20,64 @@ _SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".tif", ".tiff", "
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How a data set lies on disk, and where it comes from.
+    """The files of a data set on disk, and their origin.
 
     Attributes:
-        load: (folder, split) -> source.
-        splits: the parts it has; empty where there is one only.
-        folder: what the archive unpacks to.
+        load: (folder, parts) -> source.
+        splits: its parts; empty where there is one only.
+        folder: the contents of the unpacked archive.
         fetch: the command that fetches and unpacks it.
     """
 
-    load: Callable[[Path, str | None], ImageSource]
+    load: Callable[[Path, tuple[str, ...]], ImageSource]
     splits: tuple[str, ...]
     folder: str
     fetch: str
 
 
-def image_folder(folder: Path, split: str | None = None) -> ImageSource:
+def image_folder(folder: Path, parts: tuple[str, ...] = ()) -> ImageSource:
     """``CLASS/*.jpg``: a folder for each class, labels in the order of the folders' names."""
     classes = sorted(path.name for path in folder.iterdir() if path.is_dir())
-    found = [
+    files = [
         (path, label)
         for label, name in enumerate(classes)
         for path in sorted((folder / name).rglob("*"))
         if path.suffix.lower() in _SUFFIXES
     ]
-    if not found:
+    if not files:
         raise ValueError(
             f"folder={str(folder)!r} has no images in folders named after their classes."
         )
-    return _source("image_folder", f"Images of {folder.name}", found, classes)
+    return _source("image_folder", f"Images of {folder.name}", files, classes)
 
 
-def mit67(folder: Path, split: str | None = None) -> ImageSource:
-    """Images/CLASS/*.jpg with TrainImages.txt and TestImages.txt beside it."""
+def mit67(folder: Path, parts: tuple[str, ...]) -> ImageSource:
+    """Images/CLASS/*.jpg, and TrainImages.txt and TestImages.txt in the same folder as Images."""
     root = folder / "Images" if (folder / "Images").is_dir() else folder
     classes = sorted(path.name for path in root.iterdir() if path.is_dir())
-    listed = []
-    for part in _wanted_splits(split, ("train", "test")):
-        listed += _lines(folder, {"train": "TrainImages.txt", "test": "TestImages.txt"}[part])
-    found = [
-        (_below(root, line), classes.index(_class(line, 0, classes, folder))) for line in listed
-    ]
-    return _source("mit67", "Indoor scenes", found, classes)
+    listed = _listed(folder, *(f"{part.title()}Images.txt" for part in parts))
+    files = [(_below(root, name), _label(name, 0, classes, folder)) for name in listed]
+    return _source("mit67", "Indoor scenes", files, classes)
 
 
-def fgvc_aircraft(folder: Path, split: str | None = None) -> ImageSource:
+def fgvc_aircraft(folder: Path, parts: tuple[str, ...]) -> ImageSource:
     """data/images/*.jpg with variants.txt; the copyright banner of 20 rows is cut off."""
     root = folder / "data" if (folder / "data").is_dir() else folder
-    classes = _lines(root, "variants.txt")
-    found = []
-    for part in _wanted_splits(split, ("train", "val", "test")):
-        for line in _lines(root, f"images_variant_{part}.txt"):
-            number, _, variant = line.partition(" ")
-            _class(variant, None, classes, root)
-            found.append((_below(root / "images", f"{number}.jpg"), classes.index(variant)))
-    return _source("fgvc_aircraft", "Aircraft by variant", found, classes, cut=20)
+    classes = _listed(root, "variants.txt")
+    files = []
+    for entry in _listed(root, *(f"images_variant_{part}.txt" for part in parts)):
+        number, _, variant = entry.partition(" ")
+        label = _label(variant, None, classes, root)
+        files.append((_below(root / "images", f"{number}.jpg"), label))
+    return _source("fgvc_aircraft", "Aircraft by variant", files, classes, cut=20)
 
 
-def minc2500(folder: Path, split: str | None = None) -> ImageSource:
+def minc2500(folder: Path, parts: tuple[str, ...]) -> ImageSource:
     """images/CLASS/*.jpg with categories.txt and labels/train1.txt; the first of five splits."""
-    classes = _lines(folder, "categories.txt")
-    found = []
-    for part in _wanted_splits(split, ("train", "validate", "test")):
-        for line in _lines(folder, f"labels/{part}1.txt"):
-            found.append((_below(folder, line), classes.index(_class(line, 1, classes, folder))))
-    return _source("minc2500", "Materials", found, classes)
+    classes = _listed(folder, "categories.txt")
+    listed = _listed(folder, *(f"labels/{part}1.txt" for part in parts))
+    files = [(_below(folder, name), _label(name, 1, classes, folder)) for name in listed]
+    return _source("minc2500", "Materials", files, classes)
 
 
 _INDOOR = "http://groups.csail.mit.edu/vision/LabelMe/NewImages/indoorCVPR_09.tar"
@@ -110,7 +104,9 @@ LAYOUTS: dict[str, Layout] = {
 """Layouts by name."""
 
 
-def folder_source(name: str, folder: str | Path | None, split: str | None) -> ImageSource:
+def folder_source(
+    name: str, folder: str | os.PathLike[str] | None, split: str | None
+) -> ImageSource:
     """A named layout's images.
 
     Args:
@@ -126,16 +122,16 @@ def folder_source(name: str, folder: str | Path | None, split: str | None) -> Im
     """
     layout = LAYOUTS[name]
     if folder is None or not Path(folder).is_dir():
-        given = "folder is missing" if folder is None else f"folder={str(folder)!r} does not exist"
+        cause = "folder is missing" if folder is None else f"folder={str(folder)!r} does not exist"
         raise ValueError(
-            f"{name} is read from a folder, and {given}: give the one that holds {layout.folder}. "
+            f"{name} is read from a folder, and {cause}: give the one that holds {layout.folder}. "
             f"It is fetched by: {layout.fetch}"
         )
     if split is not None and split not in layout.splits:
-        known = ", ".join(map(repr, layout.splits)) or "none, it has one part only"
-        raise ValueError(f"split={split!r} is no part of {name}; choose among {known}.")
+        listed = ", ".join(map(repr, layout.splits)) or "none, it has one part only"
+        raise ValueError(f"split={split!r} is no part of {name}; choose among {listed}.")
     try:
-        return layout.load(Path(folder), split)
+        return layout.load(Path(folder), layout.splits if split is None else (split,))
     except FileNotFoundError as problem:
         raise ValueError(
             f"folder={str(folder)!r} lacks {problem.filename}; {name} as distributed is fetched "
@@ -143,38 +139,35 @@ def folder_source(name: str, folder: str | Path | None, split: str | None) -> Im
         ) from problem
 
 
-def _wanted_splits(split: str | None, known: tuple[str, ...]) -> tuple[str, ...]:
-    return known if split is None else (split,)
+def _listed(folder: Path, *names: str) -> list[str]:
+    """The lines of some files that are not blank."""
+    lines = [line for name in names for line in (folder / name).read_text().splitlines()]
+    return [line.strip() for line in lines if line.strip()]
 
 
-def _lines(folder: Path, name: str) -> list[str]:
-    return [line.strip() for line in (folder / name).read_text().splitlines() if line.strip()]
-
-
-def _class(text: str, place: int | None, classes: list[str], folder: Path) -> str:
-    """The class that a line names, by a part of its path or as a whole."""
-    parts = text.split("/")
-    name = text if place is None else parts[place] if place < len(parts) else ""
-    if name not in classes:
+def _label(text: str, index: int | None, classes: list[str], folder: Path) -> int:
+    """The label of the class that a line names, by one directory of its path or as a whole."""
+    names = [text] if index is None else text.split("/")[index : index + 1]
+    if not names or names[0] not in classes:
         raise ValueError(f"folder={str(folder)!r} lists {text!r}, whose class it does not have.")
-    return name
+    return classes.index(names[0])
 
 
 def _below(root: Path, name: str) -> Path:
-    """A file that a list names, which has to lie in its own folder."""
+    """The path of a listed file, which has to lie below the folder."""
     if not {"..", ""}.isdisjoint(name.replace("\\", "/").split("/")) or Path(name).is_absolute():
         raise ValueError(f"folder={str(root)!r} lists {name!r}, which does not lie below it.")
     return root / name
 
 
 def _source(
-    name: str, description: str, found: list[tuple[Path, int]], classes: list[str], cut: int = 0
+    name: str, description: str, files: list[tuple[Path, int]], classes: list[str], cut: int = 0
 ) -> ImageSource:
     def read(row: int) -> np.ndarray:
-        pixels = open_image(found[row][0])
+        pixels = open_image(files[row][0])
         return pixels[: len(pixels) - cut]
 
-    labels = np.array([label for _, label in found], np.int32)
+    labels = np.array([label for _, label in files], np.int32)
     return ImageSource(name, description, labels, tuple(classes), read)
 
 
@@ -192,12 +185,12 @@ SPLITS = {
     "dtd": ("train", "validation", "test"),
     "food101": ("train", "validation"),
 }
-"""The parts of the sets that are known by name, all of which are loaded unless one is chosen."""
+"""The parts of data sets with names of their own; all are loaded by default."""
 
 _CIFAR10 = (
     "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
 )  # fmt: skip
-_KNOWN = {
+_DESCRIPTIONS = {
     "mnist": "Handwritten digits, 28x28 pixels of one channel",
     "cifar10": "Photographs of ten classes, 32x32 pixels of three channels",
 }
@@ -206,7 +199,7 @@ _KNOWN = {
 def tfds_source(name: str, split: str | None) -> ImageSource:
     """The images of a set of tensorflow-datasets with features "image" and "label".
 
-    The labels are read at once, which reads through the files; an image when it is asked for.
+    All labels are read at once, by one pass over the files; each image when it is used.
 
     Args:
         name: as tensorflow-datasets has it, "cifar10" or "imagenette/160px-v2".
@@ -228,10 +221,10 @@ def tfds_source(name: str, split: str | None) -> ImageSource:
             f"{name} needs tensorflow-datasets ({problem}); install the extra: "
             "pip install 'jaxttp[datasets]'."
         ) from problem
-    wanted = SPLITS.get(name, ("train",)) if split is None else (split,)
+    splits = SPLITS.get(name, ("train",)) if split is None else (split,)
     try:
         # Random access needs no TensorFlow, unlike `tfds.load`.
-        parts: Any = tfds.data_source(name, split=list(wanted), download=False, try_gcs=False)
+        parts: Any = tfds.data_source(name, split=list(splits), download=False, try_gcs=False)
     except Exception as problem:  # of the disk or tensorflow-datasets' own
         if type(problem).__name__ == "DatasetNotFoundError":
             raise ValueError(f"name={name!r} is no data set of tensorflow-datasets.") from problem
@@ -257,7 +250,7 @@ def tfds_source(name: str, split: str | None) -> ImageSource:
     names = tuple(map(str, features["label"].names))
     return ImageSource(
         name=name,
-        description=_KNOWN.get(name, f"Images of {name} of tensorflow-datasets"),
+        description=_DESCRIPTIONS.get(name, f"Images of {name} of tensorflow-datasets"),
         labels=np.array([int(row(i)["label"]) for i in range(ends[-1])], np.int32),
         class_names=_CIFAR10 if name == "cifar10" else names,
         read=lambda index: np.asarray(row(index)["image"], np.uint8),

@@ -12,17 +12,17 @@ from jaxttp.data.dataset import Dataset, standardized
 from jaxttp.data.registry import dataset_names, load_dataset
 
 PROBLEMS = (
-    KeyError, ValueError, TypeError, EOFError, OSError, MemoryError, NotImplementedError,
-    RuntimeError, zipfile.BadZipFile,
+    KeyError, ValueError, TypeError, EOFError, OSError, MemoryError, RuntimeError,
+    zipfile.BadZipFile,
 )  # fmt: skip
-"""What a damaged archive raises while it is read."""
+"""Exceptions of a damaged archive while it is read."""
 
 
 SUFFIXES = (".csv", ".npz")
 
 
 def is_table(name: str) -> bool:
-    """Whether a data set's name is that of a file with a table.
+    """Whether a data set's name is a path of a table.
 
     Example:
         >>> is_table("own.csv"), is_table("wine")
@@ -84,32 +84,32 @@ def load_table(
         check_used("label", label, False, "it is for a CSV")
         (x, y), source = _read_npz(path), ""
     done: list[str] = []
+    scaled: list[str] = []
     if x.ndim == 2:
         x, scaled = standardized(x), ["features"]
+    elif x.dtype == np.uint8 and x.max(initial=0) > 1:
+        x = x / 255
+        done.append("x divided by 255")
     else:
-        is_bytes, scaled = x.dtype == np.uint8 and x.max(initial=0) > 1, []
-        x = x / 255 if is_bytes else x
-        done.append("x divided by 255" if is_bytes else "x as it is")
+        done.append("x as it is")
     if targets is False:
         y = _from_one_hot(y)
     is_regression = y.ndim == 2 or (targets is True and y.dtype.kind != "U")
     names = None if is_regression else class_labels(path, y)
+    classes: tuple[str, ...] = ()
     if names is None:
         y = standardized(y.reshape(len(y), -1)).astype(np.float32)
         done.append(f"a regression of numbers{source}")
-        scaled = [*scaled, "targets"]
-        classes = ()
+        scaled.append("targets")
     else:
-        y = np.searchsorted(names, y).astype(np.int32)
-        classes = tuple(str(int(one) if names.dtype.kind == "f" else one) for one in names)
+        y, classes = encode_labels(names, y)
         counts = [f"{name!r} {n}" for name, n in zip(classes, np.bincount(y), strict=True)]
         listed = f" ({', '.join(counts)})" if len(counts) <= 6 else ""
         done.append(f"{len(names)} classes{listed}{source}")
     if scaled:
         done.append(f"{' and '.join(scaled)} of mean 0 and deviation 1")
     description = ", ".join([path.name, *done]) + "."
-    count = None if names is None else len(names)
-    return Dataset(x.astype(np.float32), y, path.name, description, count, classes)
+    return Dataset(x.astype(np.float32), y, path.name, description, len(classes) or None, classes)
 
 
 def load_whole(name: str, *, label: str | int | None = None) -> Dataset:
@@ -140,8 +140,8 @@ def _from_one_hot(y: np.ndarray) -> np.ndarray:
     """Labels (N,) of rows (N, K) with a single 1 each, and 0 elsewhere; other y as they are."""
     if y.ndim != 2 or y.dtype.kind == "U":
         return y
-    one_hot = np.all((y == 0) | (y == 1)) and np.all(np.sum(y != 0, axis=1) == 1)
-    return np.argmax(y, axis=1) if one_hot else y
+    is_one_hot = np.all((y == 0) | (y == 1)) and np.all(np.sum(y != 0, axis=1) == 1)
+    return np.argmax(y, axis=1) if is_one_hot else y
 
 
 def _read_npz(path: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -152,10 +152,10 @@ def _read_npz(path: Path) -> tuple[np.ndarray, np.ndarray]:
     except PROBLEMS as problem:
         raise ValueError(f"data={str(path)!r} needs the arrays x and y: {problem}") from problem
     for name, array in (("x", x), ("y", y)):
-        numbers = np.issubdtype(array.dtype, np.number) or array.dtype == np.bool_
-        if ((name == "x" or array.dtype.kind != "U") and not numbers) or array.dtype.kind == "c":
+        is_real = array.dtype.kind in "biuf"
+        if not is_real and (name == "x" or array.dtype.kind != "U"):
             raise ValueError(f"data={str(path)!r}: {name} holds {array.dtype}, not real numbers.")
-        if numbers and not np.all(np.isfinite(array)):
+        if is_real and not np.all(np.isfinite(array)):
             raise ValueError(f"data={str(path)!r}: {name} holds what is not finite.")
     if y.dtype.kind == "U" and len(lost := np.flatnonzero(is_missing(y))):
         raise ValueError(
@@ -172,6 +172,12 @@ def _read_npz(path: Path) -> tuple[np.ndarray, np.ndarray]:
     if y.ndim == 2 and y.dtype.kind == "U":
         raise ValueError(f"data={str(path)!r}: y {y.shape} holds words; labels are (N,).")
     return x, y
+
+
+def encode_labels(names: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Labels 0..K-1 of the classes `names`, and the names as text."""
+    text = [str(int(name) if names.dtype.kind == "f" else name) for name in names]
+    return np.searchsorted(names, y).astype(np.int32), tuple(text)
 
 
 def class_labels(path: Path, y: np.ndarray) -> np.ndarray | None:

@@ -12,7 +12,7 @@ from jaxttp._core.checks import check_integer
 from jaxttp._core.files import parse_json
 from jaxttp.data._cells import Cells, read_labels, read_rows
 from jaxttp.data.dataset import Dataset, standardized
-from jaxttp.data.tables import class_labels
+from jaxttp.data.tables import class_labels, encode_labels
 
 COLUMNS = ("text", "label")
 
@@ -22,7 +22,7 @@ class Tokenizer:
 
     Args:
         tokenizer: a ``tokenizers.Tokenizer``.
-        pad: the token of padded positions; the mask hides it, so that any will do.
+        pad: the token of padded positions, any token; the mask hides it.
         end: the token that ends a text; None where there is none.
 
     Example:
@@ -34,7 +34,6 @@ class Tokenizer:
 
     def __init__(self, tokenizer: Any, pad: int = 0, end: int | None = None):
         tokenizer.no_padding()
-        tokenizer.no_truncation()
         self.tokenizer = tokenizer
         self.pad = pad
         self.end = end
@@ -43,10 +42,9 @@ class Tokenizer:
         return self.tokenizer.get_vocab_size()
 
     def encode(self, text: str) -> np.ndarray:
-        """The ids of one text (L,), int32: all of it, without what is added to single texts."""
+        """The ids of one text (L,), int32: all of it, without special tokens."""
         self.tokenizer.no_truncation()
-        found = self.tokenizer.encode(text, add_special_tokens=False).ids
-        return np.asarray(found, np.int32)
+        return np.asarray(self.tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
 
     def __call__(
         self, texts: Sequence[str], *, max_length: int | None = None
@@ -77,16 +75,16 @@ class Tokenizer:
                 hint=f"The tokenizer adds {added} tokens to each text.",
             )  # fmt: skip
             self.tokenizer.enable_truncation(max_length)
-        found = [encoding.ids for encoding in self.tokenizer.encode_batch(texts)]
-        if empty := [row for row, ids in enumerate(found) if not ids]:
+        encoded = [encoding.ids for encoding in self.tokenizer.encode_batch(texts)]
+        if empty := [row for row, ids in enumerate(encoded) if not ids]:
             raise ValueError(
                 f"texts[{empty[0]}]={texts[empty[0]]!r} has no token, {len(empty)} of {len(texts)} "
                 "have none; leave them out."
             )
-        ids = np.full((len(found), max(map(len, found))), self.pad, np.int32)
+        ids = np.full((len(encoded), max(map(len, encoded))), self.pad, np.int32)
         mask = np.zeros_like(ids)
-        for row, one in enumerate(found):
-            ids[row, : len(one)], mask[row, : len(one)] = one, 1
+        for row, tokens in enumerate(encoded):
+            ids[row, : len(tokens)], mask[row, : len(tokens)] = tokens, 1
         return {"ids": ids, "mask": mask}
 
 
@@ -124,21 +122,22 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
             "pip install 'jaxttp[text]'."
         ) from problem
     try:
-        found = tokenizers.Tokenizer.from_file(str(path))
+        tokenizer = tokenizers.Tokenizer.from_file(str(path))
     except Exception as problem:  # the package raises Exception itself
         raise ValueError(f"{path} is no tokenizer: {problem}.") from problem
-    pad, end = (_named(folder / "config.json", name) for name in ("pad_token_id", "eos_token_id"))
-    return Tokenizer(found, pad or 0, end)
+    config = folder / "config.json"
+    pad, end = _special_token(config, "pad_token_id"), _special_token(config, "eos_token_id")
+    return Tokenizer(tokenizer, pad or 0, end)
 
 
-def _named(config: Path, name: str) -> int | None:
-    """A token that the folder names, the first of several; None where it names none."""
+def _special_token(config: Path, name: str) -> int | None:
+    """A special token of ``config.json``, the first of several; None if it has none."""
     try:
-        found = parse_json(config.read_text(encoding="utf-8")).get(name)
+        token = parse_json(config.read_text(encoding="utf-8")).get(name)
     except (OSError, ValueError, AttributeError):
         return None
-    found = found[0] if isinstance(found, list) and found else found
-    return found if isinstance(found, int) and found >= 0 else None
+    token = token[0] if isinstance(token, list) and token else token
+    return token if isinstance(token, int) and token >= 0 else None
 
 
 def load_texts(
@@ -162,27 +161,26 @@ def load_texts(
             are missing, what `Tokenizer` refuses.
     """
     path = Path(path)
-    head, rows, lines = _read(path)
-    places = [_column(path, head, name) for name in COLUMNS]
-    texts, labels = ([row[place] for row in rows] for place in places)
-    if blank := [line for line, text in zip(lines, texts, strict=True) if not text.strip()]:
+    head, rows, line_numbers = _read(path)
+    columns = [_column(path, head, name) for name in COLUMNS]
+    texts, labels = ([row[column] for row in rows] for column in columns)
+    if blank := [line for line, text in zip(line_numbers, texts, strict=True) if not text.strip()]:
         raise ValueError(
             f"data={str(path)!r}: the text in line {blank[0]} is empty, {len(blank)} of "
             f"{len(texts)} are; fill them in, or leave them out."
         )
     cells = np.array(labels, object)[:, None]
-    y = read_labels(Cells(path, np.array(lines), cells, ["column 'label'"]))
+    y = read_labels(Cells(path, np.array(line_numbers), cells, ["column 'label'"]))
     names = class_labels(path, y)
     x = tokenizer(texts, max_length=max_length)
     left = [name for name in head if name.lower() not in COLUMNS]
     also = f", {', '.join(left)} left out" if left else ""
     cut = "" if max_length is None else f", cut at {max_length}"
-    words = f"{path.name}, texts of up to {x['ids'].shape[1]} tokens{cut}{also}."
+    description = f"{path.name}, texts of up to {x['ids'].shape[1]} tokens{cut}{also}."
     if names is None:
-        return Dataset(x, standardized(y.reshape(-1, 1)).astype(np.float32), path.name, words)
-    shown = tuple(str(int(name)) if names.dtype.kind == "f" else str(name) for name in names)
-    codes = np.searchsorted(names, y).astype(np.int32)
-    return Dataset(x, codes, path.name, words, len(names), shown)
+        return Dataset(x, standardized(y.reshape(-1, 1)).astype(np.float32), path.name, description)
+    codes, classes = encode_labels(names, y)
+    return Dataset(x, codes, path.name, description, len(classes), classes)
 
 
 def has_texts(path: str | os.PathLike[str]) -> bool:
@@ -202,7 +200,7 @@ def has_texts(path: str | os.PathLike[str]) -> bool:
 
 
 def _read(path: Path) -> tuple[list[str], list[list[str]], list[int]]:
-    """Names of columns, rows, and their lines in the file."""
+    """Names of columns, rows, and their line numbers in the file."""
     if path.suffix.lower() != ".csv" or not path.is_file():
         raise ValueError(f"data={str(path)!r} is not a CSV file; texts come as one.")
     (_, head), *read = read_rows(path) or [(1, [])]
@@ -216,17 +214,17 @@ def _read(path: Path) -> tuple[list[str], list[list[str]], list[int]]:
 
 
 def _column(path: Path, head: list[str], name: str) -> int:
-    places = [place for place, found in enumerate(head) if found.lower() == name]
-    if len(places) != 1:
+    columns = [index for index, column in enumerate(head) if column.lower() == name]
+    if len(columns) != 1:
         raise ValueError(
             f"data={str(path)!r}: texts need one column {name!r} in the first line, which has "
             f"{', '.join(head) or 'nothing'}."
         )
-    return places[0]
+    return columns[0]
 
 
 SUFFIXES = (".txt", ".md", ".py")
-"""Of the files of a folder that are read."""
+"""Suffixes of the files of a folder that are read."""
 
 
 class Corpus(NamedTuple):
@@ -248,8 +246,8 @@ class Corpus(NamedTuple):
 def load_corpus(path: str | os.PathLike[str], tokenizer: Any, *, length: int) -> Corpus:
     """A text as sequences for next-token loss, each token predicted once.
 
-    Files are joined in the order of their names, with the tokenizer's token for the end of a text
-    after each where it knows one, and cut every T tokens; what it adds to single texts is left out.
+    Files are joined in the order of their names, each followed by the tokenizer's token for the end
+    of a text if there is one, and cut every T tokens, without other special tokens.
 
     Args:
         path: a file of text, or a folder: all .txt, .md and .py in it, and in folders within.
@@ -289,7 +287,7 @@ def load_corpus(path: str | os.PathLike[str], tokenizer: Any, *, length: int) ->
 def _read_files(path: Path) -> list[str]:
     """The texts of the files."""
     if path.is_dir():
-        files = sorted(one for one in path.rglob("*") if one.suffix in SUFFIXES and one.is_file())
+        files = sorted(f for f in path.rglob("*") if f.suffix in SUFFIXES and f.is_file())
         if not files:
             raise ValueError(f"text={str(path)!r} holds no {', '.join(SUFFIXES)}.")
     elif path.is_file():

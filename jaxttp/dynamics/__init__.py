@@ -1,4 +1,4 @@
-"""How the outputs of a network move while it trains, given its kernel."""
+"""The outputs of a network during training, predicted from its kernel."""
 
 from jaxttp.dynamics._trajectory import RelinearizedTrajectory as RelinearizedTrajectory
 from jaxttp.dynamics._trajectory import Trajectory as Trajectory

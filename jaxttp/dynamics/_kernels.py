@@ -1,4 +1,4 @@
-"""What every dynamics function does with its kernel: check it and multiply by it.
+"""Checks and products of kernels, shared by all dynamics functions.
 
 A kernel is an array (M, C, N, C), its factors (`jaxttp.ntk.Factored`), or (M, N), which stands for
 K ⊗ I_C (the same scalar kernel for every output, no mixing), as the class sketch gives it: see
@@ -36,12 +36,12 @@ def image_of(
     kernel: Kernel, gradient: Float[Array, "b c"], batch: Int[Array, " b"] | None = None
 ) -> Float[Array, " k"]:
     """B^T v of a kernel A B^T, v (N, C) being zero outside a batch; Theta v of an array."""
-    if isinstance(kernel, Factored):
-        some = kernel if batch is None else kernel.some_columns(batch)
-        return jnp.dot(gradient.reshape(-1), some.columns, precision="highest")
     operator = operator_of(kernel)
-    some = operator if batch is None else operator.some_columns(batch)
-    return some.mv(gradient).reshape(-1)
+    if batch is not None:
+        operator = operator.some_columns(batch)
+    if isinstance(operator, Factored):
+        return jnp.dot(gradient.reshape(-1), operator.columns, precision="highest")
+    return operator.mv(gradient).reshape(-1)
 
 
 def image_size(kernel: Kernel, classes: int) -> int:
@@ -54,14 +54,14 @@ def outputs_of(
 ) -> Float[Array, "b c"]:
     """A times an image, on a batch or on all samples."""
     if isinstance(kernel, Factored):
-        some = kernel if batch is None else kernel.some_rows(batch)
-        return jnp.dot(some.rows, image, precision="highest").reshape(-1, classes)
+        factors = kernel if batch is None else kernel.some_rows(batch)
+        return jnp.dot(factors.rows, image, precision="highest").reshape(-1, classes)
     outputs = image.reshape(-1, classes)
     return outputs if batch is None else outputs[batch]
 
 
 def block_of(kernel: Kernel, rows: Any, columns: Any) -> Kernel:
-    """Theta[rows, :, columns] of a kernel, by the numbers of samples."""
+    """Theta[rows, :, columns] of a kernel, by the indices of samples."""
     return operator_of(kernel).block(rows, columns).plain
 
 
@@ -71,12 +71,7 @@ def flatten_kernel(kernel: Kernel, c: int) -> Float[Array, "mc nc"]:
 
 
 def check_problem(
-    kernel: Any,
-    f0: Any,
-    y: Any,
-    loss: str | Loss,
-    kernel_test: Any = None,
-    f0_test: Any = None,
+    kernel: Any, f0: Any, y: Any, loss: str | Loss, kernel_test: Any = None, f0_test: Any = None
 ) -> tuple[Kernel, Array, Array, Loss, Kernel | None, Array | None]:
     """Validated ``(kernel, f0, targets, loss, kernel_test, f0_test)`` as arrays of one dtype."""
     f0 = check_finite_value("f0", check_array("f0", f0, ndim=2, floating=True))
@@ -97,8 +92,8 @@ def check_problem(
 def _check_kernel(name: str, kernel: Any, outputs: Array, n: int) -> tuple[Kernel, Array]:
     """A kernel of these outputs (M, C) by N samples, in their dtype; and the outputs.
 
-    The error at run time for a traced kernel that is not finite hangs on the outputs: what
-    `error_if` returns was on one device for a moment.
+    For a traced kernel the run-time check is attached to the outputs: `error_if` would move the
+    kernel to one device for a moment.
     """
     kernel = kernel if isinstance(kernel, Factored) else check_array(name, kernel)
     kernel, (m, c) = kernel.astype(outputs.dtype), outputs.shape
@@ -107,7 +102,7 @@ def _check_kernel(name: str, kernel: Any, outputs: Array, n: int) -> tuple[Kerne
             f"{name} must have shape {(m, c, n, c)}, or {(m, n)} for one scalar kernel for "
             f"all outputs; got {kernel.shape}."
         )
-    if all(is_concrete(leaf) for leaf in jax.tree.leaves(kernel)):
+    if all(map(is_concrete, jax.tree.leaves(kernel))):
         check_finite(name, kernel)
         return kernel, outputs
     return kernel, eqx.error_if(outputs, ~all_finite(kernel), f"{name} holds NaN or infinity")

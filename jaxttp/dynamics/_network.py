@@ -38,8 +38,7 @@ def add_scaled(total: Params, weight: Array, vector: Params) -> Params:
 def compile_network(apply_fn: ApplyFn) -> tuple[Callable, Callable, Callable]:
     """Outputs, J^T a and J v, compiled; a network is traced once for every shape.
 
-    Those of a network's centered logits are those of the network: what is compiled for one serves
-    both.
+    A network and its centered logits share their compiled functions.
 
     Args:
         apply_fn: ``(params, x) -> outputs``; a `Network` is traced once in all calls.
@@ -51,26 +50,26 @@ def compile_network(apply_fn: ApplyFn) -> tuple[Callable, Callable, Callable]:
             lambda w, x, a: pull(w, x, from_centered_logits(a)),
             lambda w, x, v: centered_logits(push(w, x, v)),
         )
-    network, see = network_of(apply_fn), outputs_and_pull(apply_fn)
+    network, evaluate_and_pull = network_of(apply_fn), outputs_and_pull(apply_fn)
     return (
         evaluation(network),
-        lambda w, x, a: see(w, x, a)[1],
+        lambda w, x, a: evaluate_and_pull(w, x, a)[1],
         lambda w, x, v: _push(network.precise(w, x), w, x, v),
     )
 
 
 def outputs_and_pull(apply_fn: ApplyFn) -> Callable:
-    """(weights, x, a) -> (outputs, J^T a), by the program of `compile_network`'s J^T a."""
+    """(weights, x, a) -> (outputs, J^T a), by `compile_network`'s compiled J^T a."""
     if isinstance(apply_fn, CenteredLogits):
-        see = outputs_and_pull(apply_fn.network)
+        evaluate_and_pull = outputs_and_pull(apply_fn.network)
 
-        def see_centered(w: Params, x: Any, a: Array) -> tuple[Array, Params]:
-            outputs, pulled = see(w, x, from_centered_logits(a))
+        def centered(w: Params, x: Any, a: Array) -> tuple[Array, Params]:
+            outputs, pulled = evaluate_and_pull(w, x, from_centered_logits(a))
             return centered_logits(outputs), pulled
 
-        return see_centered
+        return centered
     network = network_of(apply_fn)
-    return lambda w, x, a: _see(network.precise(w, x), w, x, a)
+    return lambda w, x, a: _outputs_and_pull(network.precise(w, x), w, x, a)
 
 
 def evaluation(apply_fn: ApplyFn) -> Callable[[Params, Any], Array]:
@@ -85,7 +84,7 @@ def _outputs(network: Traced, w: Params, x: Any) -> Array:
 
 
 @jit
-def _see(network: Traced, w: Params, x: Any, a: Array) -> tuple[Array, Params]:
+def _outputs_and_pull(network: Traced, w: Params, x: Any, a: Array) -> tuple[Array, Params]:
     outputs, pull = jax.vjp(lambda v: network(v, x), w)
     return outputs, pull(a)[0]
 
@@ -106,32 +105,32 @@ def _push(network: Traced, w: Params, x: Any, v: Params) -> Array:
 
 
 def promote(params: Params, trainable: Any = None) -> tuple[Params, tuple[str, ...]]:
-    """Parameters that train, those in half precision as float32, and what was done in words.
+    """Trained parameters, those in half precision as float32, and notes on the promotion.
 
     A forecast needs small differences of outputs and small eigenvalues, which the two or three
-    digits of bfloat16 and float16 do not have; the cast itself is exact. What does not train stays.
+    digits of bfloat16 and float16 do not have; the cast itself is exact. Frozen parameters keep
+    their dtype.
 
     Args:
         params: pytree of arrays.
         trainable: which parameters train, as in `empirical_ntk`.
 
     Returns:
-        ``(params, notes)``; `params` itself and no note where nothing is that coarse.
+        ``(params, notes)``; `params` itself and no note where none is in half precision.
 
     Example:
         >>> promote({"w": jnp.ones(2, "bfloat16")})
         ({'w': Array([1., 1.], dtype=float32)}, ('parameters promoted from bfloat16',))
     """
     leaves, treedef = jax.tree.flatten(params)
-    chosen = select_leaves(params, trainable)
-    coarse = [on and _is_coarse(leaf) for leaf, on in zip(leaves, chosen, strict=True)]
-    if not any(coarse):
+    names: dict[str, None] = {}
+    for i, is_trained in enumerate(select_leaves(params, trainable)):
+        if is_trained and _is_coarse(leaves[i]):
+            names[jnp.result_type(leaves[i]).name] = None
+            leaves[i] = _widened(leaves[i])
+    if not names:
         return params, ()
-    names = dict.fromkeys(jnp.result_type(a).name for a, is_so in zip(leaves, coarse, strict=True)
-                          if is_so)  # fmt: skip
-    pairs = zip(leaves, coarse, strict=True)
-    wide = [_widened(leaf) if is_so else leaf for leaf, is_so in pairs]
-    return jax.tree.unflatten(treedef, wide), (f"parameters promoted from {' and '.join(names)}",)
+    return jax.tree.unflatten(treedef, leaves), (f"parameters promoted from {' and '.join(names)}",)
 
 
 def promote_samples(x: Any) -> Any:
@@ -140,7 +139,7 @@ def promote_samples(x: Any) -> Any:
 
 
 def promote_all(params: Params, *samples: Any) -> tuple[Any, ...]:
-    """Parameters and samples, in float32 where parameters are coarser, which a warning says.
+    """Parameters and samples, in float32 where parameters are coarser, with a warning.
 
     Args:
         params: pytree of arrays, all of which train.
@@ -157,7 +156,7 @@ def promote_all(params: Params, *samples: Any) -> tuple[Any, ...]:
 
 
 def warn_of(notes: tuple[str, ...]) -> None:
-    """Say once what was promoted, for results that carry no notes."""
+    """Warn of a promotion, for results that carry no notes."""
     for note in notes:
         warnings.warn(
             f"{note} to float32 for the forecast: half precision has no small eigenvalues. The "

@@ -24,7 +24,7 @@ def curves(path: Array, targets: Array, loss: Loss) -> tuple[Array, Array]:
 
 
 class Trajectory(eqx.Module):
-    """Predicted outputs over time; one unit of time is one optimiser step.
+    """Predicted outputs over time; one unit of time is one optimizer step.
 
     Attributes:
         ts: times (T,).
@@ -33,7 +33,7 @@ class Trajectory(eqx.Module):
         accepted_steps: steps that the ODE solver accepted, or None where there is no solver.
         diverged_at: first step whose outputs could not be represented (they are held at the last
             that could), -1 for never, or None where divergence cannot happen.
-        dual: a_t (T, N, C) of the weights w_t = c_t w_0 + J^T a_t, where an optimiser was followed.
+        dual: a_t (T, N, C) of the weights w_t = c_t w_0 + J^T a_t, where an optimizer was followed.
         scale: c_t of them (T,): the fraction of the weights before training that weight decay has
             left after t steps; 1 without decay.
     """
@@ -56,12 +56,12 @@ class RelinearizedTrajectory(eqx.Module):
         ts: 0, 1, ..., steps.
         train: outputs (steps + 1, N, C).
         loss: the loss curve (steps + 1,).
-        loss_uncertainty: estimated error of `loss`, (steps + 1,): what the correction changed in
-            the present segment, and at the ends of those before, each as a fraction of the loss
-            there.
+        loss_uncertainty: estimated error of `loss`, (steps + 1,): the change by the correction in
+            the present segment, plus those at the ends of earlier segments, each as a fraction of
+            the loss there.
         ends: the steps at which segments end and kernels were built.
         local_errors: for every segment the largest change of the loss curve by the correction, as
-            a fraction of the curve's drop. "auto" aims at its tolerance and accepts twice as much.
+            a fraction of the loss decrease. "auto" aims at its tolerance and accepts twice as much.
         rejected: segments done again because their local error was too large; each cost a kernel.
         diverged_at: first step whose outputs could not be represented, -1 for never.
         edge_at: end of the first segment that crosses the edge of stability, -1 for never. From
@@ -69,10 +69,10 @@ class RelinearizedTrajectory(eqx.Module):
         frozen_from: the step from which on the kernel is frozen because the path stays beyond the
             edge of stability, -1 for never.
         kernels: kernels built, the first and the rejected ones included.
-        gradient_evaluations: passes back through the network over all samples, the kernels' own
-            apart.
+        gradient_evaluations: Jacobian products over all samples, without those of the kernels.
         test: outputs on the test samples (steps + 1, M, C), or None.
-        steps_run: steps of the recursion that were run: ahead, again, and those of batches beside.
+        steps_run: steps of the recursion that were run, predictions and repeated segments
+            included.
     """
 
     ts: Float[Array, " t"]

@@ -1,6 +1,7 @@
-"""Which samples a step sees: the three batch protocols, the same for forecast and training."""
+"""The samples of every step: three batch protocols, the same for forecast and training."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,7 @@ def check_batches(
 
     Args:
         batch_size: B; None for full batches, which have no protocol.
-        key: a `jax.random.key`; one that is not needed may be given.
+        key: a `jax.random.key`; ignored where it is not needed.
         protocol: see `batch_indices`; None for "epochs".
         n: number of samples, where it is known.
 
@@ -55,7 +56,7 @@ def check_batches(
 def batch_indices(
     key: Array | None, n: int, batch_size: int, steps: int, *, protocol: str = "epochs"
 ) -> Int[Array, "steps b"]:
-    """The indices of the samples that every step sees.
+    """The indices of the samples of every step.
 
     Args:
         key: a `jax.random.key`.
@@ -85,12 +86,11 @@ def batch_indices(
     check_integer("steps", steps, at_least=1)
     check_integer("batch_size", batch_size, at_least=1)
     check_batches(batch_size, key, protocol, n)
-    assert key is not None  # checked above
     return _draw(key, n, batch_size, steps, protocol)
 
 
 @functools.partial(jit, static_argnums=(1, 2, 3, 4))
-def _draw(key: Array, n: int, batch_size: int, steps: int, protocol: str) -> Array:
+def _draw(key: Any, n: int, batch_size: int, steps: int, protocol: str) -> Array:
     if protocol == "replacement":
         return jax.random.randint(key, (steps, batch_size), 0, n)
     if protocol == "independent":

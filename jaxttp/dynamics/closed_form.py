@@ -133,30 +133,25 @@ def _evaluate(
     )
     values = jnp.maximum(values, 0.0)
     parts = jnp.matmul(vectors.T, delta, precision="highest")
-    # In the limit what moves has arrived: what lies in the range of Theta, to rounding.
+    # In the limit the part of the residual in the range of Theta, to rounding, has decayed.
     limit, finite = jnp.isinf(ts)[:, None], jnp.where(jnp.isinf(ts), 0.0, ts)
     moves = (values > values.size * jnp.finfo(f0.dtype).eps * largest)[None]
     exponent = rate * jnp.outer(finite, values)  # (T, K)
     exponent = jnp.where(limit & moves, jnp.inf, exponent)
-    train = None
+    safe = jnp.where(exponent > 0, exponent, 1.0)
+    ratio = jnp.where(exponent > 0, -jnp.expm1(-safe) / safe, 1.0)
+    phi_limit = jnp.where(moves, 1.0 / jnp.where(moves, values[None], 1.0), 0.0)
+    phi = jnp.where(limit, phi_limit, rate * finite[:, None] * ratio)
+    dual = jnp.matmul(vectors[None], phi[:, :, None] * parts[None], precision="highest")
+    dual = dual.reshape(-1, n, c)
     if root is None:
         decayed = jnp.exp(-exponent)[:, :, None] * parts[None]
         train = jnp.matmul(vectors[None], decayed, precision="highest")
         train = targets[None] + train.reshape(-1, n, c)
-        if kernel_test is None or f0_test is None:
-            return Trajectory(ts, train)
-
-    safe = jnp.where(exponent > 0, exponent, 1.0)
-    ratio = jnp.where(exponent > 0, -jnp.expm1(-safe) / safe, 1.0)
-    arrived = jnp.where(moves, 1.0 / jnp.where(moves, values[None], 1.0), 0.0)
-    phi = jnp.where(limit, arrived, rate * finite[:, None] * ratio)
-    dual = jnp.matmul(vectors[None], phi[:, :, None] * parts[None], precision="highest")
-    dual = dual.reshape(-1, n, c)
-    if root is not None:
+    else:  # outputs of weight 0 move with the others, and have no part in u
         dual = root[None] * dual
-    if train is None:  # what has no weight moves with the others, and has no part in u
         train = f0[None] - apply_kernel(kernel, dual)
-    if kernel_test is None or f0_test is None:
-        return Trajectory(ts, train)
-    test = f0_test[None] - apply_kernel(kernel_test, dual)
+    test = None
+    if kernel_test is not None and f0_test is not None:
+        test = f0_test[None] - apply_kernel(kernel_test, dual)
     return Trajectory(ts, train, test)

@@ -17,8 +17,8 @@ own map (schedules, velocities):
 
     s <- M_t s + b_t (Theta g(f)/N + S(f) n/sqrt(B)) .
 
-Neither the SDE nor its noise model is needed to FOLLOW mini-batch training, which `recursion` does
-exactly with given batches; it is for what all possible batches would do.
+`recursion` follows training on given batches exactly, without any noise model. The SDE describes
+the distribution over all possible batches.
 """
 
 import functools
@@ -37,7 +37,6 @@ from jaxtyping import Array, Float
 from jaxttp._core.checks import (
     check_choice,
     check_finite,
-    check_floating,
     check_integer,
     check_key,
     check_used,
@@ -47,7 +46,7 @@ from jaxttp._core.results import RESULT
 from jaxttp._core.traced import Traced, network_of
 from jaxttp._core.types import ApplyFn, Params, concatenate, count
 from jaxttp._core.xla_cpu.threads import decompose
-from jaxttp.adapters.inputs import check_network, check_samples, traced_outputs
+from jaxttp.adapters.inputs import check_samples, check_trained, traced_outputs
 from jaxttp.adapters.outputs import check_gradients, check_per_sample
 from jaxttp.dynamics._kernels import apply_kernel, check_problem, check_rate, flatten_kernel
 from jaxttp.dynamics._trajectory import output_limit
@@ -62,14 +61,14 @@ NOISES = ("full", "diagonal", "constant")
 
 
 class Diffusion(eqx.Module):
-    """Predicted outputs under mini-batch noise; one unit of time is one optimiser step.
+    """Predicted outputs under mini-batch noise; one unit of time is one optimizer step.
 
-    Every array but `ts` has a leading axis of paths where `paths` was given.
+    Every array but `ts` has a leading axis of paths with `paths`.
 
     Attributes:
         ts: 0, 1, ..., steps.
-        train: outputs on the training samples (steps + 1, N, C), f0 first; None where only the
-            curves were asked for.
+        train: outputs on the training samples (steps + 1, N, C), f0 first; None with
+            ``save="curves"``.
         test: outputs on the test samples (steps + 1, M, C), or None.
         loss: the loss on all training samples (steps + 1,).
         error: the error on all training samples (steps + 1,).
@@ -127,21 +126,21 @@ def diffusion(  # noqa: PLR0913
         optimizer: a linear optax transformation without weight decay (see `linear_filter`): its
             schedule and its velocity are followed step by step.
         batch_size: B, samples a step.
-        steps: number of the optimiser's steps T.
+        steps: number of the optimizer's steps T.
         key: a `jax.random.key`.
         noise: "full", the exact covariance at every moment; "diagonal", a fixed covariance whose
             AMPLITUDE shrinks with ||g_t|| / ||g_0||; "constant", the same without shrinking (an
             ablation: it has the wrong asymptote). The fixed covariance is `noise_kernel`.
         momentum: heavy-ball m, with `learning_rate`: by the effective rate eta/(1 - m) in drift
             and noise. ``optimizer=optax.sgd(eta, m)`` follows the velocity itself.
-        protocol: whose noise, see `batch_indices`: "replacement" is white noise, "independent" the
-            same times sqrt((N - B)/(N - 1)), "epochs" has increments that cancel over an epoch, as
-            those of a shuffle do (see `increments`).
+        protocol: of the batches, see `batch_indices`: "replacement" is white noise, "independent"
+            the same times sqrt((N - B)/(N - 1)), "epochs" has increments that cancel over an epoch,
+            as those of a shuffle do (see `increments`).
         paths: how many paths, by vmap over keys; one without a leading axis when None.
         noise_kernel: J Sigma_0 J^T as an approximation has it, (N, C, N, C), or (N + M, C, N + M,
             C) with test samples; `diagonal_noise` gives the paper's. When None, "diagonal" keeps
-            the part of the exact one that is diagonal in the eigenbasis of Theta (all that a kernel
-            knows of the weights), "constant" keeps all of it.
+            the part of the exact one that is diagonal in the eigenbasis of Theta (which needs the
+            kernel alone), "constant" keeps all of it.
         kernel_test: Theta(X*, X) (M, C, N, C), or (M, N).
         f0_test: test outputs before training (M, C).
         save: "outputs", or "curves" for losses and errors alone.
@@ -181,16 +180,16 @@ def diffusion(  # noqa: PLR0913
     amplitude = jnp.asarray(protocol_scale(protocol, n, batch_size) / batch_size**0.5, f0.dtype)
     maps = _maps_of_steps(learning_rate, momentum, optimizer, steps)
     maps = jax.tree.map(lambda part: jnp.asarray(part, f0.dtype), maps)
-    starts = (f0,) if f0_test is None else (f0, f0_test)
+    initial = (f0,) if f0_test is None else (f0, f0_test)
     kernels = (kernel,) if kernel_test is None else (kernel, kernel_test)
     root = ()
     if noise != "full":
-        root = _root(kernels, starts, targets, loss, noise, noise_kernel)
+        root = _root(kernels, initial, targets, loss, noise, noise_kernel)
     epoch = n // batch_size if protocol == "epochs" else None
     fraction = 1.0 - float(np.sqrt(max(0.0, 1.0 - n // batch_size * batch_size / n)))
     plan = _Plan(loss, noise, save == "outputs", paths, epoch, fraction)
     outputs, losses, errors, diverged_at = _simulate(
-        kernels, starts, targets, maps, amplitude, root, key, plan
+        kernels, initial, targets, maps, amplitude, root, key, plan
     )
     train, test = (None, None) if outputs is None else (*outputs, None)[:2]
     ts = jnp.arange(steps + 1, dtype=f0.dtype)
@@ -203,38 +202,25 @@ def _maps_of_steps(
     optimizer: optax.GradientTransformation | HeavyBall | None,
     steps: int,
 ) -> tuple[Any, Any]:
-    """How every step moves (f - f_0, accumulators): M (T, 1 + k, 1 + k) and b (T, 1 + k)."""
+    """The map of (f - f_0, accumulators) by every step: M (T, 1 + k, 1 + k) and b (T, 1 + k)."""
     if (learning_rate is None) == (optimizer is None):
-        given = "neither" if optimizer is None else "both"
-        raise ValueError(f"give exactly one of learning_rate and optimizer; got {given}.")
+        arguments = "neither" if optimizer is None else "both"
+        raise ValueError(f"give exactly one of learning_rate and optimizer; got {arguments}.")
     if optimizer is None:
-        rate = effective_learning_rate(check_rate(learning_rate), momentum)
-        return _heavy_ball(rate, None, steps)
-    check_used("momentum", momentum or None, False, "put it into optimizer: optax.sgd(rate, 0.9)")
-    if isinstance(optimizer, HeavyBall):  # its numbers may be traced
-        return _heavy_ball(optimizer.rates, optimizer.momentum, steps, optimizer.nesterov)
-    if linear_filter(optimizer, steps=steps).weight_decay:
+        optimizer = HeavyBall(effective_learning_rate(check_rate(learning_rate), momentum))
+    else:
+        hint = "put it into optimizer: optax.sgd(rate, 0.9)"
+        check_used("momentum", momentum or None, False, hint)
+    if not isinstance(optimizer, HeavyBall) and linear_filter(optimizer, steps=steps).weight_decay:
         raise ValueError(
             "optimizer decays the weights, which the diffusion does not follow; leave the decay "
             "out, or use jaxttp.dynamics.recursion with several keys."
         )
-    maps = step_maps(optimizer, steps)
-    return maps.still, maps.pulled
-
-
-@functools.partial(jit, static_argnums=(2, 3))
-def _heavy_ball(rates: Any, m: Any, steps: int, nesterov: bool = False) -> tuple[Array, Array]:
-    """Those maps for rates, one or (T,), and a velocity where there is momentum."""
-    ones, etas = jnp.ones(steps), jnp.broadcast_to(rates, (steps,))
-    if m is None:
-        return ones[:, None, None], -etas[:, None]
-    ahead = m if nesterov else 1.0
-    still = jnp.array([[ones, -etas * m * ahead], [0.0 * ones, m * ones]])
-    return jnp.moveaxis(still, -1, 0), jnp.stack([-etas * (1.0 + m * nesterov), ones], axis=1)
+    return step_maps(optimizer, steps)
 
 
 class _Plan(NamedTuple):
-    """What the compiled simulation depends on beside shapes; for the last two see `increments`."""
+    """Static arguments of the compiled simulation; for the last two see `increments`."""
 
     loss: Loss
     noise: str
@@ -248,7 +234,7 @@ class _Updates(diffrax.AbstractTerm):
     """Drift and noise of a step together, so that they are one product with the kernel.
 
     Attributes:
-        change: (t, state, noise) -> what a step adds to the state.
+        change: (t, state, noise) -> the change of the state by a step.
         draw: the noise of step t.
     """
 
@@ -256,7 +242,7 @@ class _Updates(diffrax.AbstractTerm):
     draw: Callable[[Array], Array]
 
     def vf(self, t: Any, y: Any, args: Any) -> Any:
-        """What `prod` needs."""
+        """The arguments of `prod`."""
         return t, y
 
     def contr(self, t0: Any, t1: Any, **kwargs: Any) -> Any:
@@ -271,7 +257,7 @@ class _Updates(diffrax.AbstractTerm):
 @functools.partial(jax.jit, static_argnames="plan")  # thousands of small steps: not `_core`'s jit
 def _simulate(
     kernels: tuple[Kernel, ...],
-    starts: tuple[Array, ...],
+    initial: tuple[Array, ...],
     targets: Array,
     maps: tuple[Array, Array],
     amplitude: Array,
@@ -279,17 +265,17 @@ def _simulate(
     key: Array,
     plan: _Plan,
 ) -> tuple[tuple[Array, ...] | None, Array, Array, Array]:
-    """Outputs (or None), loss and error at every step, and where paths diverge.
+    """Outputs (or None), loss and error at every step, and the steps at which paths diverge.
 
-    Kernels and starts are those of the training samples, then of the test samples; the state has a
-    part (1 + k, ., C) for each. `root` is empty with the full noise.
+    Kernels and initial outputs are those of the training samples, then of the test samples; the
+    state has a part (1 + k, ., C) for each. `root` is empty with the full noise.
     """
-    loss, (n, _), limit = plan.loss, starts[0].shape, output_limit(starts[0])
+    loss, (n, _), limit = plan.loss, initial[0].shape, output_limit(initial[0])
     steps, slots = maps[1].shape
-    first_size = jnp.linalg.norm(loss.gradient(starts[0], targets))
+    first_size = jnp.linalg.norm(loss.gradient(initial[0], targets))
 
     def outputs(state: list[Array]) -> list[Array]:
-        return [start + part[0] for start, part in zip(starts, state, strict=True)]
+        return [f0 + part[0] for f0, part in zip(initial, state, strict=True)]
 
     def is_alive(f: Array) -> Array:
         return jnp.all(jnp.abs(f) < limit)
@@ -309,15 +295,15 @@ def _simulate(
         ]
 
     def read(state: list[Array]) -> tuple:
-        seen = outputs(state)
-        within = tuple(jnp.clip(jnp.nan_to_num(f, nan=limit), -limit, limit) for f in seen)
-        kept = within if plan.keeps_outputs else None
-        losses = loss.value(within[0], targets), loss.error(within[0], targets)
-        return kept, *losses, is_alive(seen[0])
+        fs = outputs(state)
+        clipped = tuple(jnp.clip(jnp.nan_to_num(f, nan=limit), -limit, limit) for f in fs)
+        kept = clipped if plan.keeps_outputs else None
+        losses = loss.value(clipped[0], targets), loss.error(clipped[0], targets)
+        return kept, *losses, is_alive(fs[0])
 
     def solve(key: Array) -> tuple:
         size = root[0].shape[-1] if root else n
-        draw = increments(key, size, steps, plan.epoch, plan.fraction, starts[0].dtype)
+        draw = increments(key, size, steps, plan.epoch, plan.fraction, initial[0].dtype)
 
         def change(t: Array, state: list[Array], normal: Array) -> list[Array]:
             still, pulled = (of[jnp.round(t).astype(int)] for of in maps)
@@ -328,16 +314,16 @@ def _simulate(
             ]
             return [jnp.where(is_alive(f), part, 0.0) for part in moved]
 
-        grid = jnp.arange(steps + 1, dtype=starts[0].dtype)
+        ts = jnp.arange(steps + 1, dtype=initial[0].dtype)
         solution = diffrax.diffeqsolve(
             _Updates(change, draw),
             diffrax.Euler(),
-            t0=grid[0],
-            t1=grid[-1],
+            t0=ts[0],
+            t1=ts[-1],
             dt0=None,
-            y0=[jnp.zeros((slots, *f.shape), f.dtype) for f in starts],
-            saveat=diffrax.SaveAt(ts=grid, fn=lambda t, state, args: read(state)),
-            stepsize_controller=diffrax.StepTo(ts=grid),
+            y0=[jnp.zeros((slots, *f.shape), f.dtype) for f in initial],
+            saveat=diffrax.SaveAt(ts=ts, fn=lambda t, state, args: read(state)),
+            stepsize_controller=diffrax.StepTo(ts=ts),
             max_steps=steps,
         )
         assert solution.ys is not None
@@ -355,7 +341,7 @@ def _simulate(
 
 
 def protocol_scale(protocol: str, n: int, batch_size: int) -> float:
-    """By what the amplitude of white noise is multiplied for a batch protocol, on top of 1/sqrt(B).
+    """The factor of a batch protocol on the amplitude of white noise, besides 1/sqrt(B).
 
     1 for "replacement", sqrt((N - B)/(N - 1)) for "independent". For "epochs" it is sqrt(N/(N - 1))
     and the noise is not white: see `increments`.
@@ -386,10 +372,9 @@ def increments(
         dtype: of the noise.
     """
     end = steps if epoch is None else epoch * -(-steps // epoch)
-    tree: Any = diffrax.VirtualBrownianTree(
-        jnp.zeros((), dtype), jnp.asarray(end, dtype), 0.25, jax.ShapeDtypeStruct((size,), dtype),
-        key,
-    )  # fmt: skip
+    t0, t1 = jnp.zeros((), dtype), jnp.asarray(end, dtype)
+    shape = jax.ShapeDtypeStruct((size,), dtype)
+    tree: Any = diffrax.VirtualBrownianTree(t0, t1, 0.25, shape, key)
 
     def draw(t: Array) -> Array:
         white = tree.evaluate(t, t + 1.0)
@@ -412,17 +397,17 @@ def noise_factor(kernel: Kernel, force: Float[Array, "n c"]) -> Float[Array, "m 
 
 def _root(
     kernels: tuple[Kernel, ...],
-    starts: tuple[Array, ...],
+    initial: tuple[Array, ...],
     targets: Array,
     loss: Loss,
     noise: str,
     noise_kernel: ArrayLike | None,
 ) -> tuple[Array, ...]:
     """A square root of the fixed covariance, a block (., C, Q) for every set of samples."""
-    n, c = starts[0].shape
+    n, c = initial[0].shape
     if noise_kernel is not None:
-        rows = sum(start.shape[0] for start in starts)
-        matrix = jnp.asarray(noise_kernel, starts[0].dtype)
+        rows = sum(len(f) for f in initial)
+        matrix = jnp.asarray(noise_kernel, initial[0].dtype)
         if matrix.shape != (rows, c, rows, c):
             raise ValueError(
                 f"noise_kernel must have shape {(rows, c, rows, c)} (training samples, then test "
@@ -430,8 +415,8 @@ def _root(
             )
         values, vectors = decompose(jnp.linalg.eigh, matrix.reshape(rows * c, rows * c))
         root = (vectors * jnp.sqrt(jnp.maximum(values, 0.0))[None, :]).reshape(rows, c, -1)
-        return (root,) if len(starts) == 1 else (root[:n], root[n:])
-    force = loss.gradient(starts[0], targets)
+        return (root,) if len(initial) == 1 else (root[:n], root[n:])
+    force = loss.gradient(initial[0], targets)
     if noise == "constant":
         return tuple(noise_factor(kernel, force) for kernel in kernels)
     spectrum = decompose(jnp.linalg.eigh, flatten_kernel(kernels[0], c))
@@ -470,7 +455,7 @@ def diagonal_noise(
     batch_size: int | None = None,
     max_bytes: int | None = None,
 ) -> Float[Array, "n c m d"]:
-    """J diag(Sigma_0) J^T: the noise that the paper keeps, as a matrix in function space.
+    """J diag(Sigma_0) J^T: the paper's noise covariance, as a matrix in function space.
 
     diag(Sigma_0) is the variance over samples of every weight's gradient. Scaling the weights by
     its root, w = w_0 + sigma ∘ v, makes the noise a kernel, that of the network in v.
@@ -482,7 +467,7 @@ def diagonal_noise(
         y: integer labels (N,) or targets (N, C).
         loss: a name or a `Loss`.
         x_test: test samples (M, ...), whose rows follow those of `x`.
-        batch_size: samples a tile, as in `empirical_ntk`.
+        batch_size: samples a chunk, as in `empirical_ntk`.
         max_bytes: bound on working memory, as in `empirical_ntk`.
 
     Returns:
@@ -499,27 +484,23 @@ def diagonal_noise(
         [[0.25, 0.0], [0.0, 0.25]]
 
     Source:
-        TTP Section 3.1 and Appendix B. It keeps a few hundredths of the trace of J Sigma J^T in
-        our checks, so it is an approximation to compare with and no default.
+        TTP Section 3.1 and Appendix B. It keeps a few per cent of the trace of J Sigma J^T in
+        our checks, so it is an approximation for comparisons and not the default.
     """
-    check_network(apply_fn, params)
-    x = check_samples("x", x)
-    check_floating("params", params)
-    check_finite("params", params)
-    check_finite("x", x)
+    x = check_trained(apply_fn, params, x)
     check_per_sample(apply_fn, params, x)
     targets, loss = encode_targets(loss, y, traced_outputs(apply_fn, params, x))
 
-    one = jax.tree.map(lambda leaf: leaf[:1], x)
-    sigma = _deviation(network_of(apply_fn).precise(params, one), params, x, targets, loss=loss)
+    sample = jax.tree.map(lambda leaf: leaf[:1], x)
+    sigma = _deviation(network_of(apply_fn).precise(params, sample), params, x, targets, loss=loss)
     check_gradients(apply_fn, params, x, sigma)
 
     def scaled(v: Params, samples: Any) -> Array:
         return apply_fn(jax.tree.map(lambda w, s, u: w + s * u, params, sigma, v), samples)
 
-    every = x if x_test is None else concatenate([x, check_samples("x_test", x_test)])
-    start = jax.tree.map(jnp.zeros_like, params)
-    return kernel_of(scaled, start, every, batch_size=batch_size, max_bytes=max_bytes)
+    samples = x if x_test is None else concatenate([x, check_samples("x_test", x_test)])
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    return kernel_of(scaled, zeros, samples, batch_size=batch_size, max_bytes=max_bytes)
 
 
 @functools.partial(jit, static_argnames="loss")
@@ -527,8 +508,8 @@ def _deviation(network: Traced, params: Params, x: Any, targets: Array, *, loss:
     """The standard deviation over samples of the gradient of every parameter."""
 
     def gradient(sample: Any, target: Array) -> Params:
-        one = jax.tree.map(lambda leaf: leaf[None], sample)
-        return jax.grad(lambda w: loss.sample_loss(network(w, one)[0], target))(params)
+        batch = jax.tree.map(lambda leaf: leaf[None], sample)
+        return jax.grad(lambda w: loss.sample_loss(network(w, batch)[0], target))(params)
 
     def add(sums: tuple, pair: tuple) -> tuple:
         g = gradient(*pair)

@@ -20,7 +20,7 @@ from jaxttp.ntk.kernels import Kernel, KernelLike
 STIFF = 3e4
 """Stiffness (fastest rate x horizon) beyond which the implicit solver is the faster one."""
 MOST_STEPS = 1_000_000
-"""Of a solver."""
+"""Of a solver, at most."""
 
 
 def gradient_flow(
@@ -47,7 +47,7 @@ def gradient_flow(
         loss: "cross_entropy", "squared_error", "binary_cross_entropy" or a `Loss`.
         learning_rate: eta > 0; one unit of time is one step of that size.
         ts: times (T,), non-negative and increasing, or one time (T = 1); the flow starts at t = 0
-            whatever ts[0]. The limit of training has `closed_form`, for the squared error.
+            whatever ts[0]. For the limit of training see `closed_form` (squared error).
         kernel_test: Theta(X*, X) (M, C, N, C), or (M, N).
         f0_test: test outputs at t = 0, (M, C).
 
@@ -76,17 +76,17 @@ def gradient_flow(
     ts = check_times(ts, f0.dtype)
     rate = jnp.asarray(check_rate(learning_rate), f0.dtype) / f0.shape[0]
     is_stiff = False
-    if all(is_concrete(leaf) for leaf in jax.tree.leaves((kernel, f0, rate, ts))):
+    if all(map(is_concrete, jax.tree.leaves((kernel, f0, rate, ts)))):
         is_stiff = float(_stiffness(kernel, f0, rate, ts[-1])) > STIFF
     kernels = (kernel,) if kernel_test is None else (kernel, kernel_test)
-    starts = (f0,) if f0_test is None else (f0, f0_test)
-    return _flow(kernels, starts, targets, rate, ts, loss=loss, is_stiff=is_stiff)
+    initial = (f0,) if f0_test is None else (f0, f0_test)
+    return _flow(kernels, initial, targets, rate, ts, loss=loss, is_stiff=is_stiff)
 
 
 @eqx.filter_jit  # many small steps: not `_core`'s jit
 def _flow(
     kernels: tuple[Kernel, ...],
-    starts: tuple[Array, ...],
+    initial: tuple[Array, ...],
     targets: Array,
     rate: Array,
     ts: Array,
@@ -99,7 +99,7 @@ def _flow(
         return tuple(apply_kernel(kernel, force) for kernel in kernels)
 
     solver = diffrax.Kvaerno5() if is_stiff else diffrax.Tsit5()
-    paths, steps = solve_ode(field, starts, ts, solver=solver)
+    paths, steps = solve_ode(field, initial, ts, solver=solver)
     train, test = paths if len(paths) == 2 else (*paths, None)
     return Trajectory(ts, train, test, steps)
 
@@ -110,26 +110,23 @@ def solve_ode(
     ts: Array,
     *,
     solver: diffrax.AbstractAdaptiveSolver | None = None,
-    rtol: Any = None,
-    atol: Any = None,
+    accuracy: tuple[Any, Any] | None = None,
     save: Callable[[Any, Any, Any], Any] = lambda t, state, args: state,
 ) -> tuple[Any, Array]:
-    """What is saved of the states at times `ts`, from t = 0 on, and the accepted steps.
+    """The saved values of the states at times `ts`, from t = 0 on, and the accepted steps.
 
     Args:
         field: ``(t, state, args) -> velocity``.
         start: a pytree.
         ts: times (T,), in whose dtype time runs.
         solver: of diffrax; Tsit5 when None.
-        rtol: relative tolerance; 1e-5 for float32, 1e-8 for float64 when None.
-        atol: absolute tolerance, likewise 1e-6 and 1e-9.
+        accuracy: relative and absolute tolerance; (1e-5, 1e-6) for float32, (1e-8, 1e-9) for
+            float64 when None.
         save: ``(t, state, args) -> what to keep``.
     """
-    single = ts.dtype == jnp.float32
-    rtol = (1e-5 if single else 1e-8) if rtol is None else rtol
-    atol = (1e-6 if single else 1e-9) if atol is None else atol
-    accuracy = jnp.asarray(rtol, ts.dtype), jnp.asarray(atol, ts.dtype)
-    solution = diffrax.diffeqsolve(
+    if accuracy is None:
+        accuracy = (1e-5, 1e-6) if ts.dtype == jnp.float32 else (1e-8, 1e-9)
+    solution: Any = diffrax.diffeqsolve(
         diffrax.ODETerm(field),
         solver or diffrax.Tsit5(),
         t0=jnp.zeros((), ts.dtype),
@@ -140,8 +137,7 @@ def solve_ode(
         stepsize_controller=diffrax.PIDController(*accuracy),
         max_steps=MOST_STEPS,
     )
-    states: Any = solution.ys
-    return states, solution.stats["num_accepted_steps"]
+    return solution.ys, solution.stats["num_accepted_steps"]
 
 
 @jit

@@ -3,8 +3,8 @@
 A fresh `optax.sgd(0.1)` is made of fresh functions, and a compiled function that closes over them
 is compiled anew. Two values help. `HeavyBall` is the optimizer whose rate and momentum are numbers
 on the leaves of a pytree. `OptaxProgram` is any optax transformation, equal to another one where
-the equations of their updates are the same; the numbers that only its INITIAL state holds, such as
-those of `optax.inject_hyperparams`, travel in that state and may differ.
+the equations of their updates are the same; numbers held only in its INITIAL state, such as those
+of `optax.inject_hyperparams`, are arguments and may differ.
 
 An optax transformation is a linear scalar filter when its update of EVERY coordinate is the same
 linear function of that coordinate's gradients and initial weight,
@@ -14,7 +14,7 @@ linear function of that coordinate's gradients and initial weight,
 Then any weight-space vector it builds is a combination of the vectors it was fed, and the same
 transformation acting on the COEFFICIENTS of that combination gives the new coefficients. Momentum,
 Nesterov, schedules and decoupled weight decay are such filters; Adam, clipping, sign, `centralize`,
-`masked` and `multi_transform` are not. `linear_filter` tells them apart by probes.
+`masked` and `multi_transform` are not. `linear_filter` tests this by probes.
 """
 
 from typing import Any, NamedTuple
@@ -66,9 +66,8 @@ class HeavyBall(eqx.Module):
     def optimizer(self) -> optax.GradientTransformation:
         """The optax transformation, which closes over the (possibly traced) numbers."""
         rates = self.rates
-        if np.ndim(rates) == 1:
-            return optax.sgd(lambda count: rates[count], self.momentum, self.nesterov)
-        return optax.sgd(rates, self.momentum, self.nesterov)
+        rate = (lambda count: rates[count]) if np.ndim(rates) == 1 else rates
+        return optax.sgd(rate, self.momentum, self.nesterov)
 
     def init(self, params: Any) -> optax.OptState:
         """The state before the first step: zeros, made by NumPy, which compiles nothing."""
@@ -80,10 +79,8 @@ class HeavyBall(eqx.Module):
         return self.optimizer().update(updates, state, params)
 
     def with_velocity(self) -> "HeavyBall":
-        """The same steps, with a velocity in the state whatever the momentum: one program."""
-        if self.momentum is not None:
-            return self
-        return HeavyBall(self.rates, 0.0, self.nesterov)
+        """The same steps with a velocity in any case, so that one compiled function serves both."""
+        return self if self.momentum is not None else HeavyBall(self.rates, 0.0, self.nesterov)
 
 
 class OptaxProgram(eqx.Module):
@@ -98,7 +95,7 @@ class OptaxProgram(eqx.Module):
     def init(self, params: Any) -> optax.OptState:
         """The initial state of ONE of the transformations that are equal; its numbers may differ.
 
-        Good for telling what in a state is shaped like the parameters.
+        It shows which leaves of a state are shaped like the parameters.
         """
         return self.code.optimizer.init(params)
 
@@ -108,22 +105,21 @@ class OptaxProgram(eqx.Module):
 
 
 Optimizer = HeavyBall | OptaxProgram
-"""What compiled functions take for an optimizer: a pytree with `init` and `update`."""
+"""An optimizer as an argument of compiled functions: a pytree with `init` and `update`."""
 
 
 def same_program(optimizer: Any, *params: Any) -> Optimizer:
     """An optimizer as an argument of compiled functions.
 
-    Its update is traced for this, so that what it reads (a global, an attribute) is read now.
+    Its update is traced for this, so that globals and attributes are read now.
 
     Args:
         optimizer: an optax transformation; a `HeavyBall` or `OptaxProgram` is returned as it is.
-        params: weights that it is to step, of which shapes and structure matter; none where that
-            is one vector.
+        params: weights that it updates, of which shapes and structure matter; none for one vector.
 
     Returns:
-        A pytree; what is compiled for it serves others equal to it. Call `init` of `optimizer`
-        itself outside, as the initial states of equal programs may differ in their numbers.
+        A pytree; functions compiled for it serve others equal to it. Call `init` of `optimizer`
+        itself outside, as the initial states of equal optimizers may differ in their numbers.
 
     Raises:
         TypeError: not an optax transformation.
@@ -147,7 +143,7 @@ def same_program(optimizer: Any, *params: Any) -> Optimizer:
 def inlined(function: Any, descent: Optimizer) -> Any:
     """A compiled function of an optimizer, or its body where the optimizer holds traced values.
 
-    Such values belong to one trace, and must not be kept with what is compiled.
+    Such values belong to one trace, and must not be kept with a compiled function.
     """
     if isinstance(descent, OptaxProgram) and descent.code.is_traced:
         return full_precision(function.__wrapped__)
@@ -157,8 +153,8 @@ def inlined(function: Any, descent: Optimizer) -> Any:
 class _KeyedUpdate(Keyed):
     """An optax transformation, equal to others whose update has the same equations.
 
-    The numbers of a state are arguments of the update: only its structure counts. Where no weights
-    are given, those of several shapes stand for them, as an optimizer may look at shapes or names.
+    The numbers of a state are arguments of the update: only its structure counts. Without
+    weights, examples of several shapes are used, as an optimizer may depend on shapes or names.
 
     Attributes:
         optimizer: the transformation.
@@ -168,14 +164,17 @@ class _KeyedUpdate(Keyed):
         self.optimizer = optimizer
         likes = [_VECTOR, *(params or [_SEVERAL])]
 
-        def steps(given: list[Any]) -> list[Any]:
-            found = [_step(optimizer, *one) for one in given]
-            if all(one is None for one in found):
+        def steps(pairs: list[Any]) -> list[Any]:
+            updates = [_try(optimizer.update, params, state, params) for params, state in pairs]
+            if all(update is None for update in updates):
                 raise ValueError("optimizer steps none of these weights")
-            return found
+            return updates
+
+        def state_of(like: Any) -> Any:
+            return jax.eval_shape(lambda w: optimizer.init(w), like)
 
         with jax.numpy_dtype_promotion("standard"):
-            super().__init__(steps, [(like, _state_of(optimizer, like)) for like in likes])
+            super().__init__(steps, [(like, _try(state_of, like)) for like in likes])
 
 
 _VECTOR = jax.ShapeDtypeStruct((3,), np.float32)
@@ -186,18 +185,10 @@ _SEVERAL = {
 }
 
 
-def _state_of(optimizer: Any, params: Any) -> Any:
-    """The shapes of a fresh state; None where it does not take these weights."""
+def _try(function: Any, *args: Any) -> Any:
+    """The result; None where the optimizer does not take these weights or needs more arguments."""
     try:
-        return jax.eval_shape(lambda w: optimizer.init(w), params)
-    except Exception:
-        return None
-
-
-def _step(optimizer: Any, params: Any, state: Any) -> Any:
-    """An update; None where the optimizer does not step these weights by gradients alone."""
-    try:
-        return optimizer.update(params, state, params)
+        return function(*args)
     except Exception:
         return None
 
@@ -215,10 +206,10 @@ def keep_dtypes(state: Any, like: Any) -> Any:
 
 
 def slots(optimizer: Any, state: optax.OptState) -> list[Array]:
-    """The leaves of an optimiser's state that are shaped like its parameters (accumulators)."""
-    found: list[Array] = []
-    optax.tree_utils.tree_map_params(optimizer, lambda leaf: found.append(leaf) or leaf, state)
-    return found
+    """The leaves of an optimizer's state that are shaped like its parameters (accumulators)."""
+    leaves: list[Array] = []
+    optax.tree_utils.tree_map_params(optimizer, lambda leaf: leaves.append(leaf) or leaf, state)
+    return leaves
 
 
 def effective_learning_rate(learning_rate: Any, momentum: Any) -> Any:
@@ -254,16 +245,16 @@ def effective_learning_rate(learning_rate: Any, momentum: Any) -> Any:
 # --- linear filters -------------------------------------------------------------------------------
 
 PROBE_STEPS = 64
-"""The least number of steps that a verdict is about."""
+"""Steps that are probed, at least."""
 _REFUSAL = (
     "optimizer is not one linear scalar filter for every weight (Adam, clipping, sign, centralize, "
     "masked and multi_transform are not), so its path cannot be followed in function space. "
-    "Simulate the linearised network in weight space instead (jaxttp.dynamics.weight_space, or "
+    "Simulate the linearized network in weight space instead (jaxttp.dynamics.weight_space, or "
     "dynamics='weight_space' in a forecast), or use SGD, momentum, Nesterov, schedules or "
     "decoupled weight decay."
 )
 _HIDDEN = (
-    "optimizer keeps a state that cannot be followed from one linearisation to the next: what it "
+    "optimizer keeps a state that cannot be followed from one linearization to the next: what it "
     "accumulates must have the shape of the weights, and start at zero or as a multiple of them. "
     "Use relinearize=0 (jaxttp.dynamics.recursion), or SGD, momentum, Nesterov or schedules."
 )
@@ -291,13 +282,13 @@ def linear_filter(
 ) -> LinearFilter:
     """The response of a linear optimizer, or an error for one that is not linear.
 
-    The verdict is about the steps asked for, 64 at least: what an optimizer starts doing after them
-    (a schedule that ends, decay or clipping that sets in) is not looked at.
+    Only `steps` steps are tested, 64 at least: later changes (a schedule that ends, decay or
+    clipping that sets in) are not detected.
 
     Args:
         optimizer: any optax transformation.
-        params: the weights that it is to train. Only with them can it be seen whether a mask or
-            label function that looks at names treats all of them alike.
+        params: the weights that it trains. They show whether a mask or label function that looks
+            at names treats all of them alike.
         steps: the horizon.
 
     Returns:
@@ -305,8 +296,8 @@ def linear_filter(
 
     Raises:
         TypeError: not an optax transformation.
-        ValueError: not one linear scalar filter for every coordinate, or one that does nothing in
-            these steps, so that it cannot be told.
+        ValueError: not one linear scalar filter for every coordinate, or no update at all in these
+            steps.
         RuntimeError: the same, found at run time when its hyper-parameters are traced.
 
     Example:
@@ -335,17 +326,18 @@ def linear_filter(
 
 
 def _probe(optimizer: Any, params: Params | None, steps: int) -> tuple[Any, Any]:
-    """The decay of a unit weight, and how far anything is from ONE linear filter.
+    """The decay of a unit weight, and the largest deviation from ONE linear filter.
 
     Three random sequences of gradients, with random initial weights, drive three weights of the
     leaf "probe"; a fourth one only decays. All other leaves, of several shapes, names and
     magnitudes, get combinations of the same sequences, so their updates must be the same
     combinations, at every step. A second run has other sequences; a third 100 times a combination
-    of both, which a filter that looks at more than one weight (a norm) does not answer by the same
-    combination. The names of `params` are run likewise, with the same sequences.
+    of both: the response of a filter that couples weights (by a norm) is not the same combination.
+    The names of `params` are run likewise, with the same sequences.
     """
     rng = np.random.default_rng(0)
-    shapes, scales = {"kernel": (4, 3), "bias": (5,), "scale": (3, 2, 2, 2)}, (1e-4, 1e4)
+    shapes = {"kernel": (4, 3), "bias": (5,), "scale": (3, 2, 2, 2)}
+    scales = {"": 1e-4, "_10000": 1e4}
     mixture = np.array([60.0, 80.0])
     sequences = rng.standard_normal((2, 1 + steps, 3))  # first the initial weights
     sequences = np.concatenate([sequences, np.tensordot(mixture, sequences, 1)[None]])
@@ -354,9 +346,8 @@ def _probe(optimizer: Any, params: Params | None, steps: int) -> tuple[Any, Any]
 
     mixes: list[Any] = [
         {
-            f"{name}_{scale:g}" if scale != scales[0] else name: scale
-            * rng.standard_normal((3, *shape))
-            for scale in scales
+            name + suffix: scale * rng.standard_normal((3, *shape))
+            for suffix, scale in scales.items()
             for name, shape in shapes.items()
         }
     ]
@@ -377,17 +368,17 @@ def _probe(optimizer: Any, params: Params | None, steps: int) -> tuple[Any, Any]
     if all(is_concrete(leaf) for leaf in jax.tree.leaves(updates)):  # small: nothing to compile
         xp, updates = np, jax.tree.map(np.asarray, updates)
     response = updates[0].pop("probe")
-    answers, decay = response[..., :3], response[0, :, 3]
-    pairs = [(answers[2:], xp.tensordot(mixture, answers[:2], 1)[None])]
+    probed, decay = response[..., :3], response[0, :, 3]
+    pairs = [(probed[2:], xp.tensordot(mixture, probed[:2], 1)[None])]
     leaves = zip(jax.tree.leaves(updates), jax.tree.leaves(mixes), strict=True)
-    pairs += [(got, xp.tensordot(answers, mix, 1)) for got, mix in leaves]
-    deviation = xp.where(xp.any(response != 0), 0.0, xp.inf)  # no response tells nothing
-    for got, want in pairs:
-        axes = tuple(range(2, want.ndim))  # every step by itself: a late one may be small
-        size = xp.max(xp.abs(want), axis=axes) + 1e-30
-        off = xp.max(xp.abs(got - want), axis=axes) / size
-        deviation = xp.maximum(deviation, xp.max(off))  # NaN stays
-    # Less than rounding is no decay: the probe is in float64, for an average of weights hardly
+    pairs += [(update, xp.tensordot(probed, mix, 1)) for update, mix in leaves]
+    deviation = xp.where(xp.any(response != 0), 0.0, xp.inf)  # no response proves nothing
+    for update, expected in pairs:
+        axes = tuple(range(2, expected.ndim))  # every step by itself: a late one may be small
+        size = xp.max(xp.abs(expected), axis=axes) + 1e-30
+        error = xp.max(xp.abs(update - expected), axis=axes) / size
+        deviation = xp.maximum(deviation, xp.max(error))  # NaN stays
+    # Less than rounding is no decay. The probe is in float64, as an average of weights hardly
     # moves.
     return xp.where(xp.abs(decay) > 1e-14, decay, 0.0), deviation
 
@@ -410,34 +401,34 @@ def _responses(optimizer: Optimizer, inputs: Params, states: optax.OptState) -> 
 
 
 def start_fractions(optimizer: optax.GradientTransformation | HeavyBall) -> tuple[float, ...]:
-    """What the accumulators of a fresh state hold, as multiples of the weights.
+    """The initial values of an optimizer's accumulators, as multiples of the weights.
 
     A velocity starts at zero, but schedule-free SGD averages a copy of the weights.
 
     Raises:
-        ValueError: a state that starts, or is kept, otherwise.
+        ValueError: a state of other values or shapes.
     """
     if isinstance(optimizer, HeavyBall):
         return () if optimizer.momentum is None else (0.0,)
     weights = np.array([0.7, -1.3, 0.4, 2.1, -0.6], np.float32)
-    starts = (weights, -3.0 * weights[:4])  # of two lengths: a state that mixes weights shows it
+    examples = (weights, -3.0 * weights[:4])  # two lengths reveal a state that mixes weights
     with values_known():
-        states = [optimizer.init(jnp.asarray(w)) for w in starts]
+        states = [optimizer.init(jnp.asarray(w)) for w in examples]
         try:
-            found = [slots(optimizer, state) for state in states]
-            rest = [
+            accumulators = [slots(optimizer, state) for state in states]
+            counters = [
                 optax.tree_utils.tree_map_params(optimizer, lambda _: None, state)
                 for state in states
             ]
         except (ValueError, TypeError, AttributeError) as problem:
             raise ValueError(f"{_HIDDEN} ({problem})") from problem
-        shapes = [[jnp.shape(leaf) for leaf in jax.tree.leaves(state)] for state in rest]
+        shapes = [[jnp.shape(leaf) for leaf in jax.tree.leaves(state)] for state in counters]
         if shapes[0] != shapes[1]:
             raise ValueError(_HIDDEN)
         fractions = []
-        for leaves in zip(*found, strict=True):
+        for leaves in zip(*accumulators, strict=True):
             fraction = float(leaves[0][0] / weights[0])
-            pairs = zip(leaves, starts, strict=True)
+            pairs = zip(leaves, examples, strict=True)
             if not all(np.allclose(leaf, fraction * w, rtol=1e-5, atol=1e-7) for leaf, w in pairs):
                 raise ValueError(_HIDDEN)
             fractions.append(fraction)

@@ -24,13 +24,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxttp._core.checks import check_integer
 from jaxttp._core.compile import jit
-from jaxttp.dynamics._kernels import (
-    apply_kernel,
-    check_problem,
-    image_of,
-    image_size,
-    outputs_of,
-)
+from jaxttp.dynamics._kernels import apply_kernel, check_problem, image_of, image_size, outputs_of
 from jaxttp.dynamics._trajectory import Trajectory, output_limit
 from jaxttp.dynamics.batches import batch_indices
 from jaxttp.dynamics.optimizers import (
@@ -46,7 +40,7 @@ from jaxttp.losses import Loss
 from jaxttp.ntk.kernels import Factored, Kernel, KernelLike
 
 CHUNK = 32
-"""Steps whose outputs on all samples are one product, where the steps themselves see a batch."""
+"""Steps whose outputs on all samples are one product, for steps computed on a mini-batch alone."""
 
 
 def recursion(
@@ -65,7 +59,7 @@ def recursion(
     initial_tangent: ArrayLike | None = None,
     initial_tangent_test: ArrayLike | None = None,
 ) -> Trajectory:
-    """Outputs of the linearised network under an optimiser, step for step and exactly.
+    """Outputs of the linearized network under an optimizer, step for step and exactly.
 
     Args:
         kernel: Theta (N, C, N, C), or (N, N) for K ⊗ I_C; an array, also on a mesh.
@@ -74,7 +68,7 @@ def recursion(
         loss: "cross_entropy", "squared_error", "binary_cross_entropy" or a `Loss`.
         optimizer: an optax transformation that is one linear scalar filter for every weight: SGD,
             momentum, Nesterov, schedules, `add_decayed_weights`, and chains of these. Or a
-            `HeavyBall`, whose rates and momentum are numbers that compiled code does not hold.
+            `HeavyBall`, whose rates and momentum are traced.
         steps: number of steps.
         batch_size: samples a step; all of them when None.
         key: a `jax.random.key`, needed with `batch_size`.
@@ -87,11 +81,11 @@ def recursion(
 
     Returns:
         A `Trajectory` with ts = 0, 1, ..., steps; train (steps + 1, N, C), f0 first. Outputs of a
-        diverging run are held at their last representable value, and `diverged_at` says from
-        which step on (-1: never).
+        diverging run are held at their last representable value, from step `diverged_at` on
+        (-1: never).
 
     Raises:
-        ValueError: an optimiser that is not linear; weight decay without `initial_tangent`; a batch
+        ValueError: an optimizer that is not linear; weight decay without `initial_tangent`; a batch
             size without a key; bad shapes, labels or options.
 
     Example:
@@ -114,22 +108,21 @@ def recursion(
     if batch_size is not None:
         indices = batch_indices(key, f0.shape[0], batch_size, steps, protocol=protocol)
     tangent = _check_tangent(optimizer, initial_tangent, f0, steps)
-    if kernel_test is None or tangent is None:
-        initial_tangent_test = None
-    elif initial_tangent_test is None:
-        raise ValueError(
-            "optimizer decays the weights, so initial_tangent_test (J* w_0, as f0_test) is "
-            "needed beside kernel_test."
-        )
-    else:
-        initial_tangent_test = jnp.asarray(initial_tangent_test, f0.dtype)
+    tangent_test = None
+    if kernel_test is not None and tangent is not None:
+        if initial_tangent_test is None:
+            raise ValueError(
+                "optimizer decays the weights, so initial_tangent_test (J* w_0, as f0_test) is "
+                "needed with kernel_test."
+            )
+        tangent_test = jnp.asarray(initial_tangent_test, f0.dtype)
     if isinstance(optimizer, HeavyBall):
         optimizer = optimizer.with_velocity()
     motion = Motion.of(kernel, f0, tangent)
     descent = same_program(optimizer, motion.unit(0))
     return inlined(_recursion, descent)(
         descent, optimizer.init(motion.unit(0)), motion, targets, indices, kernel_test, f0_test,
-        initial_tangent_test, loss=loss, steps=steps,
+        tangent_test, loss=loss, steps=steps,
     )  # fmt: skip
 
 
@@ -148,13 +141,13 @@ def _recursion(
     steps: int,
 ) -> Trajectory:
     f0 = motion.f
-    found = follow(
+    run = follow(
         optimizer, loss, motion, (motion.unit(0), state), targets, indices, 0, steps,
         records=jnp.zeros((steps + 1, *f0.shape), f0.dtype),
         coefficients=jnp.zeros((steps + 1, motion.size), f0.dtype),
     )  # fmt: skip
-    train, coefficients = found.records, found.coefficients
-    assert coefficients is not None  # there is room for them
+    train, coefficients = run.records, run.coefficients
+    assert coefficients is not None  # they are recorded
     dual, scale = coefficients[:, :-1].reshape(train.shape), coefficients[:, -1]
     test = None
     if kernel_test is not None and f0_test is not None:
@@ -162,7 +155,7 @@ def _recursion(
         if tangent_test is not None:
             test = test + (scale - 1.0)[:, None, None] * tangent_test[None]
     ts = jnp.arange(steps + 1, dtype=f0.dtype)
-    return Trajectory(ts, train, test, diverged_at=found.diverged_at, dual=dual, scale=scale)
+    return Trajectory(ts, train, test, diverged_at=run.diverged_at, dual=dual, scale=scale)
 
 
 @functools.partial(jit, static_argnames="loss")
@@ -184,24 +177,25 @@ def heavy_ball_curves(
 
     def curves(rates: Array, momentum: Array) -> tuple[Array, Array, Array]:
         optimizer, none = HeavyBall(rates, momentum), jnp.zeros(steps + 1, f0.dtype)
-        found = follow(
+        run = follow(
             optimizer, loss, motion, (motion.unit(0), optimizer.init(motion.unit(0))), targets,
             indices, 0, steps, records=(none, none),
             save=lambda f: (loss.value(f, targets), loss.error(f, targets)),
         )  # fmt: skip
-        return *found.records, found.diverged_at < 0
+        return *run.records, run.diverged_at < 0
 
     return jax.vmap(curves, (1, 0), (1, 1, 0))(rates, momenta)
 
 
 class Linearization(NamedTuple):
-    """A point at which the network is linearized, as the recursion sees it.
+    """The linearization of the network at a point.
 
     Attributes:
         kernel: Theta there.
-        pushed: J v there (k, N, C) of the carried vectors v: the weights and what the optimizer had
-            accumulated at the start.
-        damping: what keeps steps with this kernel stable (`jaxttp.dynamics.relinearize.edge`).
+        pushed: J v there (k, N, C) of the carried vectors v: the weights and the optimizer's
+            accumulators at the start.
+        damping: the projection that keeps steps with this kernel stable
+            (`jaxttp.dynamics.relinearize.edge`).
     """
 
     kernel: Kernel
@@ -213,23 +207,23 @@ class Motion(NamedTuple):
     """How outputs move as an optimizer acts, with one linearization or between two.
 
     A linear optimizer acts on every linear image of the weights as it acts on the weights. So it
-    runs on a vector of images, of which outputs and weights can be read:
+    runs on a vector of images, which gives outputs and weights:
 
         [near (N C), far (N C), carried (k), B_near^T (near, far), B_far^T (near, far)],
 
-    the coefficients of J_near^T, of J_far^T and of the carried vectors, then what the kernels A B^T
-    make of the coefficients. For an array A = 1 and B^T = Theta; factors have width k, so that a
+    the coefficients of J_near^T, of J_far^T and of the carried vectors, then their images under the
+    kernels A B^T. For an array A = 1 and B^T = Theta; factors have width k, so that a
     mini-batch of B samples costs B C k a step. With one linearization there is one part of each.
 
-    An update met at w(tau) = (1 - tau) w_near + tau w_far is J(tau)^T g, with the parts (1 - tau) g
-    and tau g. It moves outputs through J at the present tau; for products of J there with earlier
-    ones stands the mean of both kernels, exact to second order in its symmetric part.
+    An update at w(tau) = (1 - tau) w_near + tau w_far is J(tau)^T g, with the parts (1 - tau) g
+    and tau g. It moves outputs through J at the present tau. The mean of both kernels approximates
+    products of J there with earlier ones, exact to second order in its symmetric part.
 
     Attributes:
         ends: the linearizations.
         f: outputs where the motion starts (N, C).
         tau: of every step (T + 1,); None with one linearization.
-        forcing: what linearizations miss of the outputs at tau = 1 (N, C); it comes up as tau^2.
+        forcing: the error of the linearized outputs at tau = 1 (N, C); it grows as tau^2.
     """
 
     ends: list[Linearization]
@@ -240,11 +234,9 @@ class Motion(NamedTuple):
     @classmethod
     def of(cls, kernel: Kernel, f0: Array, tangent: Array | None) -> "Motion":
         """With one kernel; J w_0 is the tangent where weights decay."""
-        if tangent is None:  # put there, which compiles nothing
-            pushed = jax.device_put(np.zeros((1, *f0.shape), f0.dtype))
-        else:
-            pushed = tangent[None]
-        return cls([Linearization(kernel, pushed)], f0)
+        # Zeros of NumPy compile nothing.
+        pushed = np.zeros((1, *f0.shape), f0.dtype) if tangent is None else tangent[None]
+        return cls([Linearization(kernel, jax.device_put(pushed))], f0)
 
     @property
     def size(self) -> int:
@@ -259,35 +251,36 @@ class Motion(NamedTuple):
         return jax.device_put(vector.astype(self.f.dtype))
 
     def folds(self) -> list[list[Array | None]]:
-        """B^T left of every kernel with every damping: what dampings hold back of images."""
+        """B^T left of every kernel with every damping, which dampings subtract from images."""
         dampings = [end.damping for end in self.ends]
         return [
-            [None if each is None else each.fold(end.kernel, self.f.shape) for each in dampings]
+            [None if damp is None else damp.fold(end.kernel, self.f.shape) for damp in dampings]
             for end in self.ends
         ]
 
     def pulled(self, gradient: Array, batch: Array | None, t: Any, folds: list) -> Array:
-        """What the optimizer is given for the gradient of a batch's outputs (B, C)."""
+        """The optimizer's input for the gradient of a batch's outputs (B, C)."""
         whole = gradient
         if batch is not None:
             whole = jnp.zeros_like(self.f).at[batch].add(gradient)
         fractions = [1.0] if self.tau is None else [1 - self.tau[t], self.tau[t]]
-        parts, along = [], []
+        parts, components = [], []
         for end, fraction in zip(self.ends, fractions, strict=True):
-            seen = whole.reshape(-1)
-            along.append(None if end.damping is None else end.damping.right.T @ seen)
+            force, component = whole.reshape(-1), None
             if end.damping is not None:
-                seen = seen - end.damping.left @ along[-1]
-            parts.append(fraction * seen)
+                component = end.damping.right.T @ force
+                force = force - end.damping.left @ component
+            components.append(component)
+            parts.append(fraction * force)
         parts.append(jnp.zeros(len(self.ends[0].pushed), self.f.dtype))
-        for end, held in zip(self.ends, folds, strict=True):
+        for end, end_folds in zip(self.ends, folds, strict=True):
             image = image_of(end.kernel, gradient, batch)
-            for fraction, fold, some in zip(fractions, held, along, strict=True):
-                parts.append(fraction * (image if fold is None else image - fold @ some))
+            for fraction, fold, component in zip(fractions, end_folds, components, strict=True):
+                parts.append(fraction * (image if fold is None else image - fold @ component))
         return jnp.concatenate(parts)
 
     def moves(self, update: Array, t: Any) -> list[Array]:
-        """What an update adds to the image and the carried part that each end's outputs have."""
+        """The change of each end's image and carried part by an update."""
         carried, images = update[len(self.ends) * self.f.size : self.size], update[self.size :]
         if self.tau is None:
             return [images, carried]
@@ -296,8 +289,8 @@ class Motion(NamedTuple):
         near, far = ((1 - tau) * near.sum(0) + near[0]) / 2, (tau * far.sum(0) + far[1]) / 2
         return [near, (1 - tau) * carried, far, tau * carried]
 
-    def rest(self) -> list[Array]:
-        """No such moves."""
+    def no_moves(self) -> list[Array]:
+        """Moves of zero."""
         classes = self.f.shape[1]
         sizes = [(image_size(end.kernel, classes), len(end.pushed)) for end in self.ends]
         return [jnp.zeros(size, self.f.dtype) for pair in sizes for size in pair]
@@ -305,28 +298,28 @@ class Motion(NamedTuple):
     def outputs(self, moved: list[Array], t: Any, batch: Array | None = None) -> Array:
         """Outputs of a batch, or of all samples, after some moves."""
 
-        def some(rows: Array) -> Array:
+        def select(rows: Array) -> Array:
             return rows if batch is None else rows[..., batch, :]
 
-        f = some(self.f)
+        f = select(self.f)
         for end, image, carried in zip(self.ends, moved[::2], moved[1::2], strict=True):
             f = f + outputs_of(end.kernel, image, f.shape[1], batch)
-            f = f + jnp.tensordot(carried, some(end.pushed), 1)
+            f = f + jnp.tensordot(carried, select(end.pushed), 1)
         if self.forcing is not None and self.tau is not None:
-            f = f + self.tau[t] ** 2 * some(self.forcing)
+            f = f + self.tau[t] ** 2 * select(self.forcing)
         return f
 
 
 class Followed(NamedTuple):
-    """What `follow` came to.
+    """The result of `follow`.
 
     Attributes:
-        records: see there, filled from the first step to the last.
+        records: see `follow`, filled from the first step to the last.
         diverged_at: the first step whose outputs could not be represented, or -1. From there on
             records are held.
         rows: the last coefficients of the weights, then of each of the optimizer's accumulators.
         state: the optimizer's.
-        coefficients: of the weights at every step, where room was given for them.
+        coefficients: of the weights at every step, if recorded.
     """
 
     records: Any
@@ -366,25 +359,23 @@ def follow(
         end: the last.
         records: room for `save` of the outputs at every step, with a leading axis (T + 1).
         coefficients: room for the weights' coefficients (T + 1, size).
-        save: (N, C) -> what is recorded.
+        save: (N, C) -> the values to record.
     """
     horizon, limit, folds = len(jax.tree.leaves(records)[0]), output_limit(motion.f), motion.folds()
-    # Steps of mini-batches in factors look at the batch's rows alone; the others follow, many steps
-    # at once.
+    # With factors, steps of mini-batches compute the batch's rows alone. `_fill` adds the others,
+    # many steps at once.
     by_rows = indices is not None and all(isinstance(e.kernel, Factored) for e in motion.ends)
 
-    def look(f: Array) -> tuple[Any, Array]:
+    def record(f: Array) -> tuple[Any, Array]:
         return save(f), jnp.all(jnp.abs(f) < limit)
 
-    def put(room: Any, t: Any, values: Any) -> Any:
-        return jax.tree.map(lambda rows, value: rows.at[t].set(value), room, values)
-
     def arrive(moved: list[Array], t: Any, vector: Array, room: Any, coefficients: Any) -> tuple:
-        """The gradient at step t, whether outputs are finite, and both rooms with that step."""
+        """The gradient at step t, whether outputs are finite, and both records with that step."""
         batch = None if indices is None else indices[t]
         f = motion.outputs(moved, t, batch if by_rows else None)
         is_alive = jnp.all(jnp.abs(f) < limit)
-        room = put(room, t, moved if by_rows else look(f))
+        values = moved if by_rows else record(f)
+        room = jax.tree.map(lambda rows, value: rows.at[t].set(value), room, values)
         if coefficients is not None:
             coefficients = coefficients.at[t].set(vector[: motion.size])
         f = f if batch is None or by_rows else f[batch]
@@ -392,8 +383,8 @@ def follow(
         return gradient, is_alive, room, coefficients
 
     def step(t: Any, carry: tuple) -> tuple:
-        # The gradient crosses into the step: XLA's CPU backend would compute one that is made here
-        # anew for every row of its product with the kernel (jaxlib 0.10: ten times as long).
+        # The gradient comes from the step before: XLA's CPU backend would compute a gradient made
+        # here anew for every row of its product with the kernel (jaxlib 0.10: ten times as long).
         vector, state, moved, gradient, is_alive, room, coefficients = carry
         pulled = motion.pulled(gradient, None if indices is None else indices[t], t, folds)
         updates, after = optimizer.update(pulled, state, vector)
@@ -403,7 +394,7 @@ def follow(
         gradient, good, *rooms = arrive(moved, t + 1, vector, room, coefficients)
         return vector, keep_dtypes(after, state), moved, gradient, is_alive & good, *rooms
 
-    good, moved = jnp.ones(horizon, bool), motion.rest()
+    good, moved = jnp.ones(horizon, bool), motion.no_moves()
     room: Any = (records, good)
     if by_rows:
         room = [jnp.zeros((horizon + CHUNK, *part.shape), part.dtype) for part in moved]
@@ -411,7 +402,7 @@ def follow(
     first = vector, state, moved, *arrive(moved, start, vector, room, coefficients)
     vector, state, *_, room, coefficients = jax.lax.fori_loop(start, end, step, first)
     if by_rows:
-        room = _fill(motion, look, room, (records, good), start, end)
+        room = _fill(motion, record, room, (records, good), start, end)
     records, good = room
     ts = jnp.arange(horizon)
     bad = ~good & (ts > start) & (ts <= end)
@@ -423,15 +414,15 @@ def follow(
 
 
 def _fill(
-    motion: Motion, look: Callable, moved: list[Array], room: tuple, start: Any, end: Any
+    motion: Motion, record: Callable, moved: list[Array], room: tuple, start: Any, end: Any
 ) -> tuple:
-    """What `look` sees of the outputs of all samples after these moves, from `start` to `end`."""
+    """`record` of the outputs of all samples after these moves, from `start` to `end`."""
 
-    def chunk(number: Any, room: tuple) -> tuple:
-        low = start + number * CHUNK
+    def chunk(index: Any, room: tuple) -> tuple:
+        low = start + index * CHUNK
         steps = low + jnp.arange(CHUNK)
-        some = [jax.lax.dynamic_slice_in_dim(rows, low, CHUNK) for rows in moved]
-        values = jax.vmap(look)(jax.vmap(motion.outputs)(some, steps))
+        moves = [jax.lax.dynamic_slice_in_dim(rows, low, CHUNK) for rows in moved]
+        values = jax.vmap(record)(jax.vmap(motion.outputs)(moves, steps))
 
         def put(rows: Array, new: Array) -> Array:
             old = jax.lax.dynamic_slice_in_dim(rows, low, CHUNK)
@@ -457,7 +448,7 @@ def _check_tangent(
     f0: Array,
     steps: int,
 ) -> Array | None:
-    """J w_0 where the optimiser decays the weights, None where it does not."""
+    """J w_0 where the optimizer decays the weights, None where it does not."""
     if isinstance(optimizer, HeavyBall):
         return None
     response = linear_filter(optimizer, steps=steps)

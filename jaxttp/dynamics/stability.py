@@ -1,11 +1,11 @@
-"""The curvature of the linearized loss, and the largest steps that are stable there.
+"""The curvature of the linearized loss, and the largest stable steps.
 
 At a step t a linear optimizer moves the state s = (w, accumulators) of a mode of curvature x by a
 matrix, s <- (M_t + x b_t e_w^T) s (`step_maps`). It is stable there as long as the spectral
 radius is below one, which for sgd(eta, m) is eta < 2 (1 + m)/x.
 
-Mini-batches whose curvatures differ diverge at smaller ones (docs/explanations/batches.md): that is
-left to the path of the batches themselves.
+Mini-batches whose curvatures differ diverge at smaller steps (docs/explanations/batches.md): this
+shows in the recursion over the batches themselves.
 """
 
 import functools
@@ -19,7 +19,7 @@ import optax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from jaxttp._core.checks import check_number
+from jaxttp._core.checks import check_number, is_concrete
 from jaxttp._core.compile import jit
 from jaxttp._core.xla_cpu.threads import decompose
 from jaxttp.dynamics._kernels import apply_kernel, check_problem, flatten_kernel
@@ -37,13 +37,13 @@ from jaxttp.ntk.lanczos import lanczos
 
 LANCZOS_STEPS = 64
 OPERATOR_STEPS = 31
-"""Of an iteration whose every product goes through the network; with its start they are 32."""
+"""Of an iteration whose products evaluate the network; with the initial vector's they are 32."""
 DENSE = 256
 """Outputs of a kernel whose eigenvectors are all computed, at most."""
 MODES = 32
-"""Stiffest modes of the curvature: so many can be damped at once."""
+"""Stiffest modes of the curvature that are computed: more cannot be damped."""
 FRACTIONS = (-7.0, 7.0)
-"""Decimal logarithms of the fractions of a limit that are told apart."""
+"""Decimal logarithms of the smallest and largest fraction of a limit."""
 GROWTH = 1e-6
 """A spectral radius of one is a mode at rest; beyond one by this, it grows."""
 
@@ -57,24 +57,17 @@ def curvature_modes(
     The eigenvalues fall; arguments as validated by `check_problem`. There are `MODES`, or N C where
     that is less.
     """
-    root = _hessian_root(f, targets, loss)
+    root, (n, c) = _hessian_root(f, targets, loss), f.shape
     if f.size > DENSE:
         values, vectors = _ritz(functools.partial(apply_kernel, kernel), root)
     else:
-        values, vectors = decompose(jnp.linalg.eigh, _rooted_kernel(kernel, root))
+        matrix = flatten_kernel(kernel, c).reshape(n, c, n * c)
+        half = jnp.einsum("nab,nbp->nap", root, matrix, precision="highest").reshape(n * c, n, c)
+        whole = jnp.einsum("pnb,nba->pna", half, root, precision="highest").reshape(n * c, n * c)
+        values, vectors = decompose(jnp.linalg.eigh, whole / n)
     values, vectors = values[::-1][:MODES], vectors[:, ::-1][:, :MODES]
-    n, c = f.shape
     left = jnp.einsum("nab,nbk->nak", root, vectors.reshape(n, c, -1), precision="highest")
     return jnp.maximum(values, 0.0), left.reshape(n * c, -1)
-
-
-def _rooted_kernel(kernel: Kernel, root: Float[Array, "n c c"]) -> Float[Array, "nc nc"]:
-    """(1/N) H^(1/2) Theta H^(1/2)."""
-    n, c, _ = root.shape
-    matrix = flatten_kernel(kernel, c)
-    half = jnp.einsum("nab,nbp->nap", root, matrix.reshape(n, c, n * c), precision="highest")
-    whole = jnp.einsum("pnb,nba->pna", half.reshape(n * c, n, c), root, precision="highest")
-    return whole.reshape(n * c, n * c) / n
 
 
 def _hessian_root(f: Array, targets: Array, loss: Loss) -> Float[Array, "n c c"]:
@@ -110,12 +103,12 @@ def operator_curvature(operator: Any, f: Array, targets: Array, loss: Loss) -> F
 
 
 def _ritz(
-    times: Callable[[Array], Array], root: Float[Array, "n c c"], steps: int = LANCZOS_STEPS
+    multiply: Callable[[Array], Array], root: Float[Array, "n c c"], steps: int = LANCZOS_STEPS
 ) -> tuple[Array, Array]:
-    """Ritz values, increasing, and their vectors, by products with Theta; 0 for what is not found.
+    """Ritz values, increasing, and their vectors, by products with Theta; unknown values are 0.
 
     Args:
-        times: v (N, C) -> Theta v.
+        multiply: v (N, C) -> Theta v.
         root: H^(1/2) of every sample.
         steps: products at most.
     """
@@ -125,12 +118,12 @@ def _ritz(
         return jnp.einsum("nab,nb->na", root, flat.reshape(n, c), precision="highest")
 
     def product(flat: Array) -> Array:
-        return rooted(times(rooted(flat))).reshape(-1) / n
+        return rooted(multiply(rooted(flat))).reshape(-1) / n
 
     start = jax.random.normal(jax.random.key(0), (n * c,), root.dtype)
-    # A start inside the range of H^(1/2): outside it the iteration would only meet zeros.
-    found = lanczos(product, product(start), min(steps, n * c))
-    return jnp.where(found.known, found.values, 0.0), found.vectors()
+    # The initial vector lies in the range of H^(1/2): outside it products are zero.
+    ritz = lanczos(product, product(start), min(steps, n * c))
+    return jnp.where(ritz.known, ritz.values, 0.0), ritz.vectors()
 
 
 def max_learning_rate(
@@ -142,12 +135,12 @@ def max_learning_rate(
     momentum: Any = 0.0,
     nesterov: bool = False,
 ) -> Float[Array, ""]:
-    """The learning rate beyond which the linearised network diverges, with H taken at f0.
+    """The learning rate beyond which the linearized network diverges, with H taken at f0.
 
     2/lambda for gradient descent, 2(1 + m)/lambda for heavy-ball momentum m and
     2(1 + m)/((1 + 2m) lambda) for Nesterov's, lambda the largest eigenvalue of
-    (1/N) H^(1/2) Theta H^(1/2), that of the generalised Gauss-Newton matrix. Cross-entropy
-    flattens or sharpens along the way, so for it this is the limit at the start of training.
+    (1/N) H^(1/2) Theta H^(1/2), that of the generalized Gauss-Newton matrix. With cross-entropy
+    the curvature changes during training: this is the limit at its start.
 
     Args:
         kernel: Theta (N, C, N, C), or (N, N) for K ⊗ I_C.
@@ -171,7 +164,7 @@ def max_learning_rate(
         0.5
 
     Source:
-        Standard; the generalisation to (1/N) H^(1/2) Theta H^(1/2) is derived.
+        Standard; the generalization to (1/N) H^(1/2) Theta H^(1/2) is derived.
     """
     check_number("momentum", momentum, at_least=0.0, below=1.0)
     kernel, f0, targets, loss, _, _ = check_problem(kernel, f0, y, loss)
@@ -192,22 +185,22 @@ def rate_limit(curvature: Array, momentum: Any, nesterov: bool = False) -> Array
 
 
 class StepMaps(NamedTuple):
-    """What an optimiser does at every step to (weight, accumulators) of a mode.
+    """The linear map of every step of an optimizer on (weight, accumulators) of a mode.
 
     Attributes:
-        still: M (T, k, k), without a gradient.
-        pulled: b (T, k), what a unit gradient adds.
+        still: M (T, k, k), without a gradient; of NumPy where its values are known.
+        pulled: b (T, k), the response to a unit gradient.
     """
 
-    still: np.ndarray
-    pulled: np.ndarray
+    still: Any
+    pulled: Any
 
 
-def step_maps(optimizer: optax.GradientTransformation, steps: int) -> StepMaps:
-    """The maps of a linear optimiser, read off by feeding it unit vectors at every step.
+def step_maps(optimizer: optax.GradientTransformation | HeavyBall, steps: int) -> StepMaps:
+    """The maps of a linear optimizer, from its response to unit vectors at every step.
 
     Raises:
-        ValueError: a state whose accumulators cannot be told from its counters.
+        ValueError: a state whose accumulators cannot be distinguished from its counters.
     """
     with jax.numpy_dtype_promotion("standard"), jax.enable_x64(True):
         try:
@@ -217,7 +210,7 @@ def step_maps(optimizer: optax.GradientTransformation, steps: int) -> StepMaps:
             rows = inlined(_step_rows, descent)(descent, first, steps)
         except (ValueError, TypeError, AttributeError) as problem:
             raise ValueError(f"optimizer: its steps cannot be taken apart ({problem})") from problem
-    rows = np.asarray(rows, np.float64)
+    rows = np.asarray(rows, np.float64) if is_concrete(rows) else rows
     return StepMaps(rows[:, :, 1:], rows[:, :, 0])
 
 
@@ -228,10 +221,10 @@ def _step_rows(optimizer: Optimizer, first: optax.OptState, steps: int) -> Array
 
     def step(state: Any, _: None) -> tuple[Any, Array]:
         units = iter(basis[2:])
-        here = optax.tree_utils.tree_map_params(
+        state = optax.tree_utils.tree_map_params(
             optimizer, lambda leaf: next(units).astype(leaf.dtype), state
         )
-        updates, new = optimizer.update(basis[0], here, basis[1])
+        updates, new = optimizer.update(basis[0], state, basis[1])
         rows = jnp.stack([basis[1] + jnp.asarray(updates), *slots(optimizer, new)])
         return keep_dtypes(new, state), rows
 
@@ -248,13 +241,13 @@ def step_rates(maps: StepMaps) -> np.ndarray:
     size = np.linalg.det(inner)
     solvable = np.abs(size) > 1e-9
     inner[~solvable] = np.eye(inner.shape[1])
-    rest = np.linalg.solve(inner, maps.pulled[:, 1:, None])[..., 0]
-    rates = -size * (maps.pulled[:, 0] + np.einsum("tk,tk->t", maps.still[:, 0, 1:], rest))
+    limit = np.linalg.solve(inner, maps.pulled[:, 1:, None])[..., 0]
+    rates = -size * (maps.pulled[:, 0] + np.einsum("tk,tk->t", maps.still[:, 0, 1:], limit))
     return np.where(solvable & (rates >= 0) & (period(maps) == 1), np.abs(rates), np.nan)
 
 
 def period(maps: StepMaps) -> int:
-    """The longest wait for a step that moves the weight, in the middle of others."""
+    """The largest number of steps between updates of the weight; 1 where most steps are updates."""
     moves = np.flatnonzero(np.any(maps.still[:, 0, 1:] != 0, axis=1) | (maps.pulled[:, 0] != 0))
     gaps = np.diff(moves)
     # A schedule may pause, a rule such as MultiSteps pauses again and again.
@@ -288,17 +281,17 @@ def curvature_limits(
 def step_fractions(maps: StepMaps, curvature: float) -> np.ndarray:
     """How large every step is (T,) as a fraction of the largest stable one, for full batches.
 
-    An optimiser that moves every P steps only (accumulated gradients) is looked at over P steps.
+    For an optimizer that moves every P steps only (accumulated gradients), P steps are one map.
     """
     wait = period(maps)
     flat = np.concatenate([maps.still.reshape(len(maps.still), -1), maps.pulled], axis=1)
     count = len(flat) - wait + 1
     windows = np.stack([flat[p : p + count] for p in range(wait)], axis=1)
-    some, place = np.unique(windows.reshape(count, -1), axis=0, return_inverse=True)
+    distinct, index = np.unique(windows.reshape(count, -1), axis=0, return_inverse=True)
     k = maps.still.shape[1]
-    some = some.reshape(len(some), wait, -1)
-    still, pulled = some[..., : k * k].reshape(-1, wait, k, k), some[..., k * k :]
-    low, high = (np.full(len(some), bound) for bound in FRACTIONS)
+    distinct = distinct.reshape(len(distinct), wait, -1)
+    still, pulled = distinct[..., : k * k].reshape(-1, wait, k, k), distinct[..., k * k :]
+    low, high = (np.full(len(distinct), bound) for bound in FRACTIONS)
     for _ in range(48):
         middle = (low + high) / 2
         product = np.eye(k)
@@ -308,5 +301,5 @@ def step_fractions(maps: StepMaps, curvature: float) -> np.ndarray:
             product = step @ product
         grows = np.abs(np.linalg.eigvals(product)).max(axis=-1) > 1 + GROWTH
         low, high = np.where(grows, low, middle), np.where(grows, middle, high)
-    fractions = np.where(high >= FRACTIONS[1], 0.0, 10.0**-high)[place.reshape(-1)]
+    fractions = np.where(high >= FRACTIONS[1], 0.0, 10.0**-high)[index.reshape(-1)]
     return np.concatenate([fractions, np.full(wait - 1, fractions[-1])])

@@ -52,7 +52,7 @@ class TwoFactorTrajectory(eqx.Module):
 
 
 class TwoFactorObservables(NamedTuple):
-    """What the theorems speak of, at one moment; singular values in decreasing order.
+    """The quantities of the theorems at one time; singular values in decreasing order.
 
     Attributes:
         loss: the loss that drives the dynamics, summed over samples.
@@ -136,7 +136,7 @@ def two_factor_flow(
 
 @eqx.filter_jit
 def _flow(
-    start: tuple[Array, Array],
+    factors: tuple[Array, Array],
     targets: Array,
     rate: Array,
     ts: Array,
@@ -146,16 +146,11 @@ def _flow(
         return _velocity(*state, targets, rate)
 
     solver = diffrax.Tsit5() if ts.dtype == jnp.float32 else diffrax.Dopri8()
-    return solve_ode(field, start, ts, solver=solver, rtol=accuracy[0], atol=accuracy[1])[0]
+    return solve_ode(field, factors, ts, solver=solver, accuracy=accuracy)[0]
 
 
 def two_factor_descent(
-    f: ArrayLike,
-    w: ArrayLike,
-    labels: Any,
-    *,
-    learning_rate: Any,
-    steps: int,
+    f: ArrayLike, w: ArrayLike, labels: Any, *, learning_rate: Any, steps: int
 ) -> TwoFactorTrajectory:
     """Gradient descent on both factors at once; the invariant drifts by O(eta) over a fixed time.
 
@@ -183,7 +178,6 @@ def two_factor_descent(
     f, w, targets = _check(f, w, labels)
     check_integer("steps", steps, at_least=1)
     rate = jnp.asarray(check_rate(learning_rate), f.dtype)
-
     return TwoFactorTrajectory(*_descend((f, w), targets, rate, steps))
 
 
@@ -208,7 +202,7 @@ def _descend(
 def two_factor_observables(
     f: ArrayLike, w: ArrayLike, labels: Any, *, learning_rate: Any
 ) -> TwoFactorObservables:
-    """Singular values of both factors, their alignment and their predicted rates at one moment.
+    """Singular values of both factors, their alignment and their predicted rates at one time.
 
     Map it over a trajectory with ``jax.vmap``.
 
@@ -241,8 +235,8 @@ def two_factor_observables(
     residual = jax.nn.softmax(logits) - targets
     samples = jax.nn.logsumexp(logits, axis=1) - jnp.sum(targets * logits, axis=1)
     rank = min(*f.shape, w.shape[1])
-    u1, s1, v1t = (part for part in decompose(jnp.linalg.svd, f, full_matrices=False))
-    u2, s2, v2t = (part for part in decompose(jnp.linalg.svd, after(w, s1), full_matrices=False))
+    u1, s1, v1t = decompose(jnp.linalg.svd, f, full_matrices=False)
+    u2, s2, v2t = decompose(jnp.linalg.svd, after(w, s1), full_matrices=False)
     u1, v1, u2, v2 = u1[:, :rank], v1t[:rank].T, u2[:, :rank], v2t[:rank].T
     s1, s2 = s1[:rank], s2[:rank]
     overlap = jnp.sum(v1 * u2, axis=0)
@@ -344,11 +338,11 @@ def _check(f: ArrayLike, w: ArrayLike, labels: Any) -> tuple[Array, Array, Array
             f"{labels.dtype} {labels.shape}."
         )
     labels = labels.astype(np.int32)  # in 8 bits the classes themselves would wrap around
-    words = f"labels must lie in 0..{w.shape[1] - 1}, the columns of w"
+    message = f"labels must lie in 0..{w.shape[1] - 1}, the columns of w"
     if not is_concrete(labels):
-        labels = eqx.error_if(labels, jnp.any((labels < 0) | (labels >= w.shape[1])), words)
+        labels = eqx.error_if(labels, jnp.any((labels < 0) | (labels >= w.shape[1])), message)
     else:
-        known = np.asarray(labels)  # within a trace `np.min` of JAX's array is not known
-        if not 0 <= known.min() <= known.max() < w.shape[1]:
-            raise ValueError(f"{words}; got {known.min()} to {known.max()}.")
+        values = np.asarray(labels)  # within a trace `np.min` of a JAX array is traced
+        if not 0 <= values.min() <= values.max() < w.shape[1]:
+            raise ValueError(f"{message}; got {values.min()} to {values.max()}.")
     return f, w, jax.nn.one_hot(labels, w.shape[1], dtype=f.dtype)

@@ -1,7 +1,7 @@
-"""Which of several starting points trains fastest, and why: checkpoints, networks, what is trained.
+"""Which starting point trains fastest, and why: checkpoints, networks, sets of trained weights.
 
-Why: the kernel decides. A residual g along eigenvector v_k falls at a rate proportional to
-lambda_k, and the largest eigenvalue bounds the learning rate, so what counts is where g lies:
+A residual g along eigenvector v_k falls at a rate proportional to lambda_k, and the largest
+eigenvalue bounds the learning rate, so the alignment of g with the leading eigenvectors decides:
 
     speed = (g^T Theta g) / (lambda_max |g|^2),      between 0 and 1,
 
@@ -85,10 +85,10 @@ class Comparison:
 
     def __str__(self) -> str:
         sweep, width = self.sweep, max(map(len, self.names))
-        goals = (*sweep.thresholds, *sweep.targets)
-        lines = [f"Starting points, steps to {', '.join(sweep.goal(goal) for goal in goals)}:"]
+        targets = (*sweep.thresholds, *sweep.targets)
+        lines = [f"Starting points, steps to {', '.join(map(sweep.goal, targets))}:"]
         for i, (name, why) in enumerate(zip(self.names, self.explanations, strict=True)):
-            times = ", ".join(sweep.time_words(i, goal) for goal in goals)
+            times = ", ".join(sweep.time_words(i, target) for target in targets)
             seconds = sweep.step_seconds
             timed = "" if seconds is None else f", {readable_time(float(seconds[i]))} a step"
             lines.append(
@@ -98,12 +98,12 @@ class Comparison:
             )
             if sweep.warnings.get(i) is not None:
                 lines.append(wrapped(f"    warning: {sweep.warnings[i]}", 11))
-        words = (
+        notes = (
             "speed: fraction of the fastest descent that the labels get; leading: fraction of "
             "their gradient along the 10 leading eigenvectors",
             f"cost: the FLOPs of {sweep.trainings:.2g} training runs of one start",
         )
-        return "\n".join([*lines, *(wrapped(f"  {line}", 2) for line in words)])
+        return "\n".join([*lines, *(wrapped(f"  {line}", 2) for line in notes)])
 
     plot, _repr_html_, __repr__ = RESULT
 
@@ -185,13 +185,13 @@ def compare(  # noqa: PLR0913
         >>> y = (x[:, 0] > 0).astype(int)
         >>> f = lambda w, x: jnp.tanh(x @ w["a"]) @ w["b"]
         >>> w = {"a": jnp.eye(3), "b": jnp.eye(3)[:, :2]}
-        >>> found = compare({"all": Candidate(f, w), "head": Candidate(f, w, lambda p: p == "b")},
+        >>> result = compare({"all": Candidate(f, w), "head": Candidate(f, w, lambda p: p == "b")},
         ...                 x, y, steps=40, time_steps=False, relinearize=0)
-        >>> sorted(found.names), found.sweep.steps.shape
+        >>> sorted(result.names), result.sweep.steps.shape
         (['all', 'head'], (2, 2))
 
     Source:
-        TTP Sections 1 and 6 propose it (pre-trained models, hyper-parameters) for single forecasts;
+        TTP Sections 1 and 6 propose it (pre-trained models, hyperparameters) for single forecasts;
         its Proposition 2 gives the alignment.
     """
     check_candidates(candidates)
@@ -209,29 +209,30 @@ def compare(  # noqa: PLR0913
     estimator = choose_kernel(sketch_dim, key, None, max_bytes, kernel)
     refuse_mesh(estimator, "compare", "sweep for each candidate")
     check_finite("x", x)
-    problems = {name: problem_of(name, one, x, y, loss) for name, one in candidates.items()}
+    problems = {name: problem_of(name, start, x, y, loss) for name, start in candidates.items()}
     if own_goals:
         reading = dataclasses.replace(reading, thresholds=_own_goals(problems.values(), metric))
     rows, ranks, reasons = {}, {}, {}
     for name, problem in problems.items():
         check_tokens(problem, estimator)
-        lines = Linearizer(problem, estimator)
-        choices = (setting,) if learning_rate is not None else _below_limit(lines, setting)
+        linearizer = Linearizer(problem, estimator)
+        choices = (setting,) if learning_rate is not None else _below_limit(linearizer, setting)
         plan = SweepPlan(choices, len(problem.f0), reading, targets, key, protocol)
-        result = forecast_leaders(screen(lines, plan), lines, plan, relinearize=relinearize)
+        result = screen(linearizer, plan)
+        result = forecast_leaders(result, linearizer, plan, relinearize=relinearize)
         followed = [i for i in result.relinearized if result.stable[i]]
         best = min(followed or range(len(choices)), key=lambda i: _rank(result, i))
-        result = with_warnings(result, lines, plan, (best,))
+        result = with_warnings(result, linearizer, plan, (best,))
         seconds = _step_seconds(problem, setting) if time_steps else np.nan
         ranks[name] = _rank(result, best)
-        rows[name], reasons[name] = (result, best, seconds), _explain(lines.first, problem)
+        rows[name], reasons[name] = (result, best, seconds), _explain(linearizer.first, problem)
     order = tuple(sorted(ranks, key=ranks.__getitem__))
     joined = _joined([rows[name] for name in order], targets)
     return Comparison(order, joined, tuple(reasons[name] for name in order))
 
 
 def _joined(rows: list[tuple[Sweep, int, float]], targets: tuple[Target, ...]) -> Sweep:
-    """One sweep of rows of several, and their seconds a step, NaN where these are not known."""
+    """One sweep of rows of several; each has its seconds a step, NaN where unknown."""
 
     def stacked(name: str) -> np.ndarray:
         return np.stack([getattr(result, name)[i] for result, i, _ in rows])
@@ -251,26 +252,25 @@ def _joined(rows: list[tuple[Sweep, int, float]], targets: tuple[Target, ...]) -
 
 
 def _own_goals(problems: Iterable[Problem], metric: str) -> tuple[float, ...]:
-    """Shares of the largest loss, or error, before training."""
-    starts = []
+    """Fractions of the largest loss, or error, before training."""
+    largest = 0.0
     for problem in problems:
         value = problem.loss.value if metric == "loss" else problem.loss.error
-        starts.append(float(value(problem.f0, problem.targets)))
-    if not max(starts) > 0:
+        largest = max(largest, float(value(problem.f0, problem.targets)))
+    if not largest > 0:
         raise ValueError(
             f"candidates begin with {metric} 0, of which there is no tenth to get to: give "
             "thresholds or a target."
         )
-    return tuple(fraction * max(starts) for fraction in GOALS)
+    return tuple(fraction * largest for fraction in GOALS)
 
 
-def _below_limit(lines: Linearizer, setting: Hyperparameters) -> tuple[Hyperparameters, ...]:
+def _below_limit(linearizer: Linearizer, setting: Hyperparameters) -> tuple[Hyperparameters, ...]:
     """The setting at nine fractions of the largest stable rate of a starting point."""
-    limit = lines.momentum_limit(setting.momentum)
+    limit = linearizer.momentum_limit(setting.momentum)
     if limit >= float(np.finfo(np.float32).max):  # nothing moves, at whatever rate
         limit = 1.0
-    rates = (fraction * limit for fraction in RATE_FRACTIONS)
-    return tuple(dataclasses.replace(setting, learning_rate=rate) for rate in rates)
+    return tuple(dataclasses.replace(setting, learning_rate=r * limit) for r in RATE_FRACTIONS)
 
 
 def _step_seconds(problem: Problem, setting: Hyperparameters) -> float:
@@ -283,16 +283,14 @@ def _step_seconds(problem: Problem, setting: Hyperparameters) -> float:
 
 
 def _rank(result: Sweep, i: int) -> tuple[Any, ...]:
-    """Smaller is better: targets as given, then the hardest goals first, then the final loss.
+    """Smaller is better: targets as given, then the hardest thresholds first, then the final loss.
 
-    Last is what follows a frozen kernel, since rebuilt ones were rejected:
-    a mean path that knows nothing of what a high rate does to a network from random weights.
+    Forecasts with a frozen kernel come last: at high rates their mean path is unreliable.
     """
-    own = () if result.shared else result.targets  # not a goal that the sweep chose
-    goals = (*own, *sorted(result.thresholds))
+    targets = () if result.shared else result.targets
     return (
         i in result.forecasts and result.forecasts[i].frozen_from is not None,
-        *(result.expected(goal)[i] for goal in goals),
+        *(result.expected(target)[i] for target in (*targets, *sorted(result.thresholds))),
         result.final_loss[i] if result.stable[i] else np.inf,
     )
 

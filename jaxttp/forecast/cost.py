@@ -1,10 +1,9 @@
-"""What a forecast costs, counted and not timed, and the truest one within a budget.
+"""The cost of a forecast in FLOPs, and the most accurate forecast within a budget.
 
-Counts are the same on every machine, so that the same call plans the same forecast everywhere. They
-are floating-point operations as the traced program has them: products of dense and convolutional
-layers at their size, everything else at one a number; a way back through a network at twice a way
-forward. What more kernels and wider sketches are worth was measured on tasks that nothing else is
-reported of (`experiments/bench/planning.py`).
+FLOPs do not depend on the machine, so that the same call plans the same forecast everywhere. They
+are counted in the jaxpr: products of dense and convolutional layers at their size, everything else
+at one a number, a backward pass at two forward passes. The errors by number of kernels and width of
+a sketch were measured on tasks that are used for nothing else (`experiments/bench/planning.py`).
 """
 
 import dataclasses
@@ -16,7 +15,6 @@ import jax
 import numpy as np
 from jaxtyping import Array
 
-from jaxttp._core.checks import check_number
 from jaxttp.forecast.methods.base import Dynamics
 from jaxttp.forecast.methods.linear import Linear, Noisy, Recursion
 from jaxttp.forecast.methods.relinearized import MOST, Relinearized
@@ -27,17 +25,17 @@ from jaxttp.forecast.uncertainty import passes_asked
 from jaxttp.ntk.estimators import ClassSketched, Exact, KernelEstimator, Sketched, plan_of
 
 STEP = 3.0
-"""Ways forward that one on and back counts for."""
+"""Forward passes that a forward and a backward pass cost."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Price:
-    """Estimated operations of a training and of the parts of its forecast.
+    """Estimated FLOPs of a training run and of the parts of its forecast.
 
     Attributes:
-        training: all steps of it.
+        training: all steps.
         kernel: one kernel.
-        whole_pass: one way forward and back with all samples.
+        whole_pass: one forward and backward pass with all samples.
         product: one product of the kernel with outputs.
 
     Example:
@@ -53,42 +51,38 @@ class Price:
 
     @classmethod
     def of(
-        cls,
-        problem: Problem,
-        descent: Descent,
-        estimator: KernelEstimator,
-        samples: int | None = None,
+        cls, problem: Problem, descent: Descent, kernel: KernelEstimator, samples: int | None = None
     ) -> "Price":
         """From shapes alone.
 
         Args:
             problem: network and data.
             descent: the training.
-            estimator: how kernels are computed.
-            samples: that are trained on; those of the problem when None.
+            kernel: how kernels are computed.
+            samples: number of training samples; those of the problem when None.
         """
         n = problem.f0.shape[0]
         step = STEP * plan_of(problem.whole or problem).forward
         return cls(
             training=step * (descent.batch_size or samples or n) * descent.steps,
-            kernel=estimator.operations(problem),
+            kernel=kernel.operations(problem),
             whole_pass=step * n,
-            product=estimator.product(problem),
+            product=kernel.product(problem),
         )
 
     def forecast(self, kernels: int, passes: float, products: int) -> float:
-        """The operations of a forecast.
+        """The FLOPs of a forecast.
 
         Args:
             kernels: that it builds.
-            passes: ways on and back with all samples beside them.
+            passes: further forward and backward passes with all samples.
             products: with its kernels.
         """
         return kernels * self.kernel + passes * self.whole_pass + products * self.product
 
 
 def fraction_of(operations: float, training: float) -> str:
-    """How many trainings some operations are, in words.
+    """FLOPs relative to those of the training, as text.
 
     Example:
         >>> fraction_of(1.0, 31.0), fraction_of(1500.0, 1.0), fraction_of(1.4, 1.0)
@@ -102,37 +96,33 @@ def fraction_of(operations: float, training: float) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class CostModel:
-    """What forecasts take, and how far off they are expected to be, in numbers.
+    """Cost and expected error of forecasts.
 
-    Errors and passes are means over the tasks of `experiments/bench/planning.py`, which nothing
-    else is reported of; limits are a choice.
+    Errors and passes are means over the tasks of `experiments/bench/planning.py`; limits are
+    chosen.
 
     Attributes:
-        fraction: of the training's operations that a forecast may take unless told otherwise.
-        least: and so many operations in any case: a minute or two of a laptop.
-        memory: bytes that the kernels of a plan may take where another plan takes less.
-        widths: of sketches that are looked at.
-        per_class: columns of a sketch for each class at least: it follows no more directions than
-            it has.
-        alike: expected errors that differ by no more times are alike, and the cheaper forecast is
-            planned.
-        horizons: at which errors were measured.
-        rebuilds: kernels after the first at most, with which they were.
-        errors: for those the error of a time as a fraction of it, beyond two steps. Over a long way
-            one rebuilt kernel is no better than none.
-        by_class: the same of class sketches, which the network itself corrects where they are
-            rebuilt.
-        by_sketch: a sketch of width k makes it 1 + by_sketch/sqrt(k) times as large.
-        of_sketch: and adds in square so much over k, which no number of kernels takes away.
-        passes: passes through the network besides a kernel that is rebuilt.
-        exact_passes: the same beside exact kernels, which leave the network less to correct.
-        memories: so many times as many where the optimiser has a memory: a velocity is carried.
-        exact_memories: the same beside exact kernels.
-        runs: of the horizon with such a kernel.
-        parts: runs where larger data are forecast on one kernel: those of the samples, halves too.
-        subset_runs: of both halves where kernels are rebuilt, beside those of the path.
-        reading: a product with a kernel takes the time of so many times its operations: every
-            number of the kernel is read from memory for one multiplication.
+        fraction: default budget, as a fraction of the training's FLOPs.
+        least: least default budget in FLOPs: a minute or two of a laptop.
+        memory: bytes of kernels above which a plan with less memory is preferred.
+        widths: of sketches, candidates for a plan.
+        per_class: least columns of a sketch for each class.
+        alike: expected errors within this factor count as equal; the cheaper plan is taken.
+        horizons: steps at which errors were measured.
+        rebuilds: most kernels after the first at which errors were measured.
+        errors: relative error of a time, beyond two steps, by horizon and rebuilds. Over long
+            horizons one rebuilt kernel is no better than none.
+        by_class: the same with class sketches.
+        by_sketch: a sketch of width k multiplies the error by 1 + by_sketch/sqrt(k).
+        of_sketch: and adds of_sketch/k in quadrature, by horizon.
+        passes: passes through the network besides each rebuilt kernel.
+        exact_passes: the same with exact kernels.
+        memories: factor of the passes with optimizer memory (a velocity).
+        exact_memories: the same with exact kernels.
+        runs: of the recursion over the horizon for each kernel.
+        parts: runs of samples and halves where larger data are forecast on one kernel.
+        subset_runs: further runs of both halves where kernels are rebuilt.
+        reading: cost of a product with a kernel over its FLOPs, since it is bound by memory.
     """
 
     fraction: float = 0.1
@@ -168,18 +158,18 @@ MODEL = CostModel()
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ForecastPlan:
-    """How to forecast within a budget; prints itself in a line.
+    """A forecast within a budget; prints itself in a line.
 
     Attributes:
         dynamics: how the path is followed.
         kernel: how kernels are computed.
-        operations: that it takes, estimated as if all kernels were built; products with kernels
-            and sketches of gradients, which wait for memory, count for as many as take their time.
-        error: the expected error of a training time, as a fraction of it.
-        training: operations of the training.
-        budget: operations that it may take.
-        whole: whether nothing was left out: an exact kernel, or the one given, rebuilt as often as
-            it takes.
+        operations: estimated FLOPs if all kernels are built; operations that are bound by memory
+            are weighted by their time.
+        error: the expected relative error of a training time.
+        training: FLOPs of the training.
+        budget: FLOPs that the forecast may take.
+        whole: whether the budget removed nothing: an exact kernel, or the given estimator, rebuilt
+            without a bound.
     """
 
     dynamics: Dynamics
@@ -192,23 +182,17 @@ class ForecastPlan:
 
     def __str__(self) -> str:
         cost, allowed = (fraction_of(n, self.training) for n in (self.operations, self.budget))
-        words = f"{_words(self.dynamics, self.kernel)}: at most {cost} the training's FLOPs"
-        if isinstance(_center(self.dynamics), Linear):
-            words += "; the network is linear in its trained weights, so that it is never rebuilt"
+        message = f"{_label(self.dynamics, self.kernel)}: at most {cost} the training's FLOPs"
+        if isinstance(center_of(self.dynamics), Linear):
+            message += "; the network is linear in its trained weights, so that it is never rebuilt"
         elif not is_rebuilt(self.dynamics):  # else the forecast estimates its own error
             off = f"{100 * self.error:.0f} %"
-            words += f"; on the small tasks this was tuned on times were off by {off} on average"
+            message += f"; on the small tasks this was tuned on times were off by {off} on average"
         if self.operations > self.budget:
-            words += f"; nothing fits the budget, {allowed} the training"
+            message += f"; nothing fits the budget, {allowed} the training"
         if self.operations > self.training:
-            words += "; training itself costs less"
-        return words
-
-
-def check_budget(budget: float | str) -> None:
-    """Refuse what is neither "auto" nor a fraction above 0."""
-    if budget != "auto":
-        check_number("budget", budget, above=0.0, hint="A tenth of the training is 0.1.")
+            message += "; training itself costs less"
+        return message
 
 
 def plan_forecast(
@@ -223,20 +207,16 @@ def plan_forecast(
     """The forecast with the least expected error within a budget.
 
     Args:
-        dynamics: as asked for. Where it rebuilds kernels as often as it takes, the plan bounds how
-            often; every other one stays as it is.
+        dynamics: the plan bounds its rebuilds where these are "auto", and changes nothing else.
         problem: network and data.
         descent: the training.
         kernel: how kernels are computed; chosen when None: exactly, by a sketch or a class sketch.
-        budget: the fraction of the training's operations that the forecast may take, above 0;
-            "auto" for a tenth, and no less than 4.5e12 operations, a minute or two of a laptop.
+        budget: FLOPs of the forecast as a fraction of the training's, above 0; "auto" for 0.1, and
+            at least 4.5e12 FLOPs.
         key: a `jax.random.key` for sketches; ``jax.random.key(0)`` when None.
 
     Returns:
         A `ForecastPlan`; the cheapest one where nothing fits.
-
-    Raises:
-        ValueError: a budget out of range.
 
     Example:
         >>> import jax.numpy as jnp
@@ -246,48 +226,46 @@ def plan_forecast(
         >>> plan.dynamics, plan.kernel
         (Relinearized(rebuilds='auto', tolerance=None, most=16), Exact(batch_size=None, ...))
     """
-    check_budget(budget)
     problem = dynamics.view(problem)
     dynamics = suited(dynamics, problem)
-    free = is_rebuilt(dynamics) and _center(dynamics).rebuilds == "auto"
+    free = is_rebuilt(dynamics) and center_of(dynamics).rebuilds == "auto"
     rebuilds = range(MOST, -1, -1) if free else (None,)
     kernels = [kernel] if kernel is not None else _kernels(problem, descent, key)
     samples = dynamics.trained_samples(problem)
-    prices = [Price.of(problem, descent, one, samples) for one in kernels]
-    plans = [  # the best of all comes first
-        _plan(dynamics, problem, descent, price, one, most)
-        for one, price in zip(kernels, prices, strict=True)
-        for most in rebuilds
-    ]
+    plans = []  # the most accurate one first
+    for estimator in kernels:
+        price = Price.of(problem, descent, estimator, samples)
+        plans += [_plan(dynamics, problem, descent, price, estimator, most) for most in rebuilds]
     training = plans[0].training
     if budget == "auto":
         limit = max(MODEL.fraction * training, MODEL.least)
     else:
         limit = float(budget) * training
-    chosen = _best(plans, limit)
-    whole = chosen.operations <= limit and chosen.error <= plans[0].error
-    whole &= kernel is not None or isinstance(chosen.kernel, Exact)
-    return dataclasses.replace(chosen, budget=limit, whole=whole)
+    plan = _best(plans, limit)
+    whole = plan.operations <= limit and plan.error <= plans[0].error
+    whole &= kernel is not None or isinstance(plan.kernel, Exact)
+    return dataclasses.replace(plan, budget=limit, whole=whole)
 
 
 def _kernels(problem: Problem, descent: Descent, key: Any) -> list[KernelEstimator]:
-    """Those that fit into memory, the best first; the one that takes the least where none does.
+    """Estimators that fit into memory, the most accurate first; else the smallest one.
 
-    Class sketches are for full batches, since how a batch's noise grows depends on the stiffest
-    modes, which they know less well; with mini-batches where memory allows nothing else. They take
-    all outputs of a sample for alike, which tokens are not.
+    Class sketches are less accurate at the stiffest modes, on which the growth of mini-batch noise
+    depends: with mini-batches they are a last resort. They average over outputs, which tokens do
+    not allow.
     """
     if key is None:  # jax.random.key(0), which would compile two functions
-        words: Any = np.zeros(2, np.uint32)
-        key = jax.random.wrap_key_data(words, impl="threefry2x32")
+        data: Any = np.zeros(2, np.uint32)
+        key = jax.random.wrap_key_data(data, impl="threefry2x32")
     widths = [k for k in reversed(MODEL.widths) if MODEL.per_class * problem.classes <= k]
-    every = [Exact(), *(Sketched(width, key) for width in widths)]
-    fitting = [one for one in every if _bytes(one, problem) <= MODEL.memory]
-    is_wanted = descent.batch_size is None or not fitting
-    if problem.classes > 1 and not problem.loss.tokens and is_wanted:
-        every.append(ClassSketched(key))
-        fitting += [one for one in every[-1:] if _bytes(one, problem) <= MODEL.memory]
-    return fitting or [min(every, key=lambda one: _bytes(one, problem))]
+    kernels = [Exact(), *(Sketched(width, key) for width in widths)]
+    fitting = [kernel for kernel in kernels if _bytes(kernel, problem) <= MODEL.memory]
+    is_useful = descent.batch_size is None or not fitting
+    if problem.classes > 1 and not problem.loss.tokens and is_useful:
+        kernels.append(ClassSketched(key))
+        if _bytes(kernels[-1], problem) <= MODEL.memory:
+            fitting.append(kernels[-1])
+    return fitting or [min(kernels, key=lambda kernel: _bytes(kernel, problem))]
 
 
 def _bytes(kernel: KernelEstimator, problem: Problem) -> float:
@@ -301,11 +279,11 @@ def _bytes(kernel: KernelEstimator, problem: Problem) -> float:
 
 def is_rebuilt(dynamics: Dynamics) -> bool:
     """Whether kernels are rebuilt along the mean path."""
-    return isinstance(_center(dynamics), Relinearized)
+    return isinstance(center_of(dynamics), Relinearized)
 
 
-def _center(dynamics: Dynamics) -> Any:
-    """The mean path of a dynamics."""
+def center_of(dynamics: Dynamics) -> Any:
+    """The dynamics of the mean path."""
     return dynamics.centre if isinstance(dynamics, Noisy | Scaled) else dynamics
 
 
@@ -317,19 +295,18 @@ def _plan(
     kernel: KernelEstimator,
     most: int | None,
 ) -> ForecastPlan:
-    """What a dynamics takes with these kernels, rebuilt so often; None for as it says itself."""
+    """The plan with these kernels and at most `most` rebuilds; by the dynamics' own when None."""
     is_scaled, is_exact = isinstance(dynamics, Scaled), isinstance(kernel, Exact)
-    with_test = 1.0
-    if problem.x_test is not None:
-        with_test += len(jax.tree.leaves(problem.x_test)[0]) / problem.f0.shape[0]
+    samples, with_test = problem.f0.shape[0], 1.0
+    if problem.f0_test is not None:
+        with_test += problem.f0_test.shape[0] / samples
     if most is None and is_rebuilt(dynamics):
-        most = _center(dynamics).rebuilds
+        most = center_of(dynamics).rebuilds
     if not most:
         if most == 0:
-            first = None if isinstance(dynamics, Noisy) else Recursion()
-            dynamics = _with_center(dynamics, first)
+            dynamics = _with_center(dynamics, None if isinstance(dynamics, Noisy) else Recursion())
         runs = MODEL.parts if is_scaled else 1.0
-        passes = 0.0 if problem.is_linear and is_exact else passes_asked(problem.f0.shape[0])
+        passes = 0.0 if problem.is_linear and is_exact else passes_asked(samples)
         built, counts = 1, MOST if problem.is_linear else 0
     else:
         built = most + 1
@@ -339,7 +316,7 @@ def _plan(
         if not descent.is_plain or descent.momentum:
             passes *= memories
         passes, runs = int(passes * built), MODEL.runs * built + MODEL.subset_runs * is_scaled
-        center, counts = _center(dynamics), most
+        center, counts = center_of(dynamics), most
         if center.rebuilds == "auto":
             dynamics = _with_center(dynamics, dataclasses.replace(center, most=most))
     cost = price.forecast(built, passes, int(MODEL.reading * runs * descent.steps))
@@ -348,7 +325,7 @@ def _plan(
 
 
 def suited(dynamics: Dynamics, problem: Problem) -> Dynamics:
-    """The same, without rebuilt kernels where a network is linear in its trained weights."""
+    """The dynamics without rebuilt kernels where a network is linear in its trained weights."""
     rebuilds = is_rebuilt(dynamics) and problem.is_linear
     return _with_center(dynamics, Linear()) if rebuilds else dynamics
 
@@ -359,22 +336,21 @@ def _with_center(dynamics: Dynamics, center: Any) -> Dynamics:
 
 
 def expected_error(most: int, kernel: KernelEstimator, steps: int) -> float:
-    """By how much of itself a time is off on average.
+    """The mean relative error of a time.
 
     Args:
         most: kernels after the first.
         kernel: how kernels are computed.
-        steps: of the training; the error grows with their logarithm between those that were
-            measured, is that of fewer below, and beyond depends on the kernels a step: four times
-            as many steps took four times as many kernels there.
+        steps: of the training; the error is interpolated in their logarithm between the measured
+            horizons, and constant below these. Beyond, it depends on the kernels a step.
 
     Example:
         >>> expected_error(16, Exact(), 600) < expected_error(0, Exact(), 600)
         True
     """
-    known = MODEL.by_class if isinstance(kernel, ClassSketched) else MODEL.errors
+    errors = MODEL.by_class if isinstance(kernel, ClassSketched) else MODEL.errors
     built = most * min(1.0, MODEL.horizons[-1] / max(steps, 1))
-    of_rebuilds = _between([np.interp(built, MODEL.rebuilds, row) for row in known], steps)
+    of_rebuilds = _between([np.interp(built, MODEL.rebuilds, row) for row in errors], steps)
     if not isinstance(kernel, Sketched):
         return of_rebuilds
     width = kernel.sketch_dim
@@ -382,9 +358,9 @@ def expected_error(most: int, kernel: KernelEstimator, steps: int) -> float:
     return float(np.hypot(by_width, _between(MODEL.of_sketch, steps) / width))
 
 
-def _between(known: Sequence[float], steps: int) -> float:
-    """What is known at two horizons, by the logarithm of the steps between them."""
-    return float(np.interp(np.log(max(steps, 1)), np.log(MODEL.horizons), known))
+def _between(values: Sequence[float], steps: int) -> float:
+    """Interpolation of values at the two horizons, in the logarithm of the steps."""
+    return float(np.interp(np.log(max(steps, 1)), np.log(MODEL.horizons), values))
 
 
 def _best(plans: list[ForecastPlan], limit: float) -> ForecastPlan:
@@ -402,15 +378,15 @@ def _best(plans: list[ForecastPlan], limit: float) -> ForecastPlan:
     return min(good, key=lambda plan: (plan.operations, plan.error))
 
 
-def _words(dynamics: Dynamics, kernel: KernelEstimator) -> str:
-    """A way in words."""
-    one, several = "", "kernels"
+def _label(dynamics: Dynamics, kernel: KernelEstimator) -> str:
+    """Number and kind of the kernels."""
+    single, plural = "", "kernels"
     if isinstance(kernel, Sketched):
-        one, several = (f"{s} of width {kernel.sketch_dim:,}" for s in ("a sketch", "sketches"))
+        single, plural = (f"{s} of width {kernel.sketch_dim:,}" for s in ("a sketch", "sketches"))
     elif isinstance(kernel, ClassSketched):
-        one, several = "a class sketch", "class sketches"
+        single, plural = "a class sketch", "class sketches"
     if not is_rebuilt(dynamics):
-        return f"one kernel, {one}" if one else "one kernel"
-    center = _center(dynamics)
-    often = f"at most {center.most + 1}" if center.rebuilds == "auto" else f"{center.rebuilds + 1}"
-    return f"{often} {several}"
+        return f"one kernel, {single}" if single else "one kernel"
+    center = center_of(dynamics)
+    count = f"at most {center.most + 1}" if center.rebuilds == "auto" else f"{center.rebuilds + 1}"
+    return f"{count} {plural}"

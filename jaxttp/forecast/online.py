@@ -1,9 +1,8 @@
 """Closed loop: the first steps of a real training correct its forecast.
 
-What is known after k steps says what the kernel has become: the network is linearized again where
-it stands, and further on along the predicted path (`relinearized_recursion` from there, with the
-velocity that the last step tells). `Online` is a callback of a training that remembers what this
-needs.
+After k steps the network is linearized again at its present weights, and then along the predicted
+path (`relinearized_recursion`, with the velocity of the last step). `Online` is a callback that
+records the losses and weights for this.
 """
 
 import dataclasses
@@ -28,7 +27,7 @@ from jaxttp.forecast.options import check_tokens, choose_kernel
 from jaxttp.forecast.problem import Problem
 from jaxttp.forecast.stability import RISE
 from jaxttp.forecast.training_setup import Hyperparameters, check_descent
-from jaxttp.losses.rule import Curves, Rule, Target, Values, goal_words, reach, targets_of
+from jaxttp.losses.rule import Curves, Rule, Target, Values, reach, target_label, targets_of
 
 DEPARTURE = 0.05
 """The linear regime is left when the loss is off by this fraction of the predicted drop."""
@@ -84,11 +83,11 @@ class OnlineForecast:
 
     def __str__(self) -> str:
         lines = [f"Forecast after {self.at} of {len(self.loss) - 1} steps"]
-        goals = [(goal_words(threshold, self.rule), step) for threshold, step in self.steps.items()]
-        goals += [(target.words(), step) for target, step in self.targets.items()]
-        for goal, step in goals:
+        for target, step in {**self.steps, **self.targets}.items():
+            is_target = isinstance(target, Target)
+            label = target.words() if is_target else target_label(target, self.rule)
             when = f"step {step}" if step >= 0 else ("not reached" if self.stable else "diverges")
-            lines.append(f"  {goal:<31} {when:>12}")
+            lines.append(f"  {label:<31} {when:>12}")
         lines.append(
             f"  loss   {self.loss[0]:.4g} -> {self.loss[-1]:.4g} "
             f"(before training: {self.open_loop[-1]:.4g})"
@@ -135,8 +134,8 @@ class Online:
         >>> watch = Online(*model, x, y, setting)
         >>> run = jaxttp.train(*model, x, y, loss="cross_entropy", optimizer=setting.optimizer(),
         ...                    steps=15, callback=watch)
-        >>> found = watch.forecast()
-        >>> found.at, sorted(found.steps)
+        >>> result = watch.forecast()
+        >>> result.at, sorted(result.steps)
         (15, [0.01, 0.1, 0.4])
 
     Source:
@@ -169,11 +168,11 @@ class Online:
         estimator = choose_kernel(sketch_dim, key, None, max_bytes)
         problem = Problem.of(apply_fn, params, x, y, loss=setting.loss, trainable=trainable)
         check_tokens(problem, estimator)
-        self._lines, self._setting = Linearizer(problem.centered(), estimator), setting
-        problem = self._lines.problem
+        self._linearizer, self._setting = Linearizer(problem.centered(), estimator), setting
+        problem = self._linearizer.problem
         rates = jnp.asarray(setting.rates()[:, None], problem.f0.dtype)
         curves, *_ = heavy_ball_curves(
-            self._lines.first, problem.f0, problem.targets, rates,
+            self._linearizer.first, problem.f0, problem.targets, rates,
             jnp.array([setting.momentum], problem.f0.dtype), None, problem.loss,
         )  # fmt: skip
         self._open_loop = np.asarray(curves[:, 0], np.float64)
@@ -187,9 +186,11 @@ class Online:
                 f"step must be {len(self._losses)}, the one after the last seen; got {step}."
             )
         self._losses.append(float(loss))
-        params, _ = promote(params, self._lines.problem.trainable)  # as those of the forecast were
-        # Before and after the last move, for the velocity. A step may write into the arrays it was
-        # given: copies.
+        params, _ = promote(
+            params, self._linearizer.problem.trainable
+        )  # as those of the forecast were
+        # Weights before and after the last move give the velocity. They are copied, as a step may
+        # write into its arrays.
         moved = step == 0 or np.any(self._setting.rates()[step - 1 : step] > 0)
         kept = self._weights[-1:] if moved else self._weights[:-1]
         self._weights = [*kept, jax.tree.map(jnp.array, params)]
@@ -213,13 +214,12 @@ class Online:
                 f"{len(seen)} calls were seen. Pass this object as callback to train."
             )
         check_finite("losses", seen)
-        rest, diverged, kernels = np.zeros(0), False, 0
+        curve, diverged, kernels = seen, False, 0
         if k < setting.steps:
             path = self._remaining(k)
-            rest, kernels = np.asarray(path.loss[1:], np.float64), path.kernels
-            diverged = int(path.diverged_at) >= 0
-        curve = np.concatenate([seen, rest])
-        # A training under way has survived what was seen.
+            curve = np.concatenate([seen, np.asarray(path.loss[1:], np.float64)])
+            kernels, diverged = path.kernels, int(path.diverged_at) >= 0
+        # Losses that were observed did not end the training.
         rises = curve.max() > RISE * seen.max() or curve[-1] > RISE * curve[0]
         stable = bool(not diverged and not rises)
         return OnlineForecast(
@@ -230,12 +230,12 @@ class Online:
 
     def _remaining(self, k: int) -> Any:
         """The path of the steps after the k-th."""
-        setting, problem = self._setting, self._lines.problem
+        setting, problem = self._setting, self._linearizer.problem
         rates = setting.rates()
         before, now = (split_trainable(self._weights[i], problem.trainable)[0] for i in (0, -1))
         accumulators = ()
         if (m := setting.momentum) > 0:
-            # Steps of no rate, as the first of a warm-up, show no velocity, and accumulate.
+            # Steps at rate 0, as the first of a warm-up, accumulate gradients without moving.
             moved = int(np.max(np.flatnonzero(rates[:k] > 0), initial=-1)) + 1  # 0 for no step yet
             kept = m ** (k - moved)
             fraction, gained = kept / rates[moved - 1] if moved else 0.0, (1 - kept) / (1 - m)
@@ -244,12 +244,12 @@ class Online:
             accumulators = (
                 jax.tree.map(lambda a, b, g: fraction * (a - b) + gained * g, before, now, force),
             )
-        rest = jnp.asarray(rates[k:])
-        rate = float(rates[k]) if np.all(rates[k:] == rates[k]) else lambda t: rest[t]
+        remaining = jnp.asarray(rates[k:])
+        rate = float(rates[k]) if np.all(rates[k:] == rates[k]) else lambda t: remaining[t]
         return relinearized_recursion(
             problem.network, now, problem.x, problem.targets, loss=problem.loss,
             optimizer=optax.sgd(rate, setting.momentum or None), steps=setting.steps - k,
-            kernel_fn=self._lines.at, rebuilds="auto", accumulators=accumulators,
+            kernel_fn=self._linearizer.at, rebuilds="auto", accumulators=accumulators,
             # A training run in progress may be at the edge, and has not diverged.
             damp=not problem.is_linear,
         )  # fmt: skip

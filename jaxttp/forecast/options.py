@@ -1,4 +1,4 @@
-"""The keywords of a forecast, turned into values; the only table of strings."""
+"""The keywords of a forecast, turned into values."""
 
 import warnings
 from typing import Any, NamedTuple
@@ -8,7 +8,7 @@ from jaxtyping import Array
 
 from jaxttp._core.checks import check_choice, check_integer, check_key, check_number, check_used
 from jaxttp._core.types import Params, Progress, count
-from jaxttp.forecast.cost import ForecastPlan, plan_forecast
+from jaxttp.forecast.cost import ForecastPlan, center_of, plan_forecast
 from jaxttp.forecast.methods.base import Dynamics
 from jaxttp.forecast.methods.linear import ClosedForm, GradientFlow, Noisy, Recursion, WeightSpace
 from jaxttp.forecast.methods.relinearized import Relinearized
@@ -19,7 +19,7 @@ from jaxttp.forecast.uncertainty import KNOWN
 from jaxttp.ntk.estimators import Exact, KernelEstimator, Sketched
 from jaxttp.ntk.sharded import is_by_process, several
 
-WAYS: dict[str, type[Dynamics]] = {
+DYNAMICS: dict[str, type[Dynamics]] = {
     "auto": Recursion,
     "recursion": Recursion,
     "ode": GradientFlow,
@@ -30,9 +30,9 @@ WAYS: dict[str, type[Dynamics]] = {
 
 
 LONG = 1e12
-"""Operations from which on a forecast that costs more than its training is announced."""
+"""FLOPs from which on a forecast that costs more than its training is announced."""
 MOST_TOKENS = 2**14
-"""Outputs N T V over tokens of which exact kernels are built unasked: 1 GiB each in float32."""
+"""Most outputs N T V over tokens for exact kernels by default: 1 GiB each in float32."""
 REBUILT = ("auto", "recursion", "sde")
 """Dynamics whose kernel can be rebuilt."""
 NOT_LINEAR = (
@@ -42,7 +42,7 @@ NOT_LINEAR = (
 
 
 class Keywords(NamedTuple):
-    """Those that say how a path is followed, see `predict_training_time`."""
+    """The keywords that determine the dynamics, see `predict_training_time`."""
 
     dynamics: str | Dynamics = "auto"
     relinearize: int | str = "auto"
@@ -51,15 +51,15 @@ class Keywords(NamedTuple):
     paths: int | None = None
 
     def check(self) -> "Keywords":
-        """The same, where nothing is out of range, or would do nothing."""
+        """Refuse values that are out of range or have no effect; return the keywords."""
         if isinstance(self.dynamics, Dynamics):
             for name in ("tolerance", "noise", "paths"):
                 hint = "dynamics is a value, which says it itself"
                 check_used(name, getattr(self, name), False, hint)
-            given = None if self.relinearize == "auto" else self.relinearize
-            check_used("relinearize", given, False, "give dynamics=Relinearized")
+            setting = None if self.relinearize == "auto" else self.relinearize
+            check_used("relinearize", setting, False, "give dynamics=Relinearized")
             return self
-        check_choice("dynamics", self.dynamics, WAYS)
+        check_choice("dynamics", self.dynamics, DYNAMICS)
         if not (isinstance(self.relinearize, str) and self.relinearize == "auto"):
             hint = "It counts kernels after the first; 'auto' chooses."
             check_integer("relinearize", self.relinearize, at_least=0, hint=hint)
@@ -79,7 +79,7 @@ class Keywords(NamedTuple):
     def choose(
         self, descent: Descent, weights: Params, total_samples: int | None = None
     ) -> Dynamics:
-        """The dynamics that they name; "auto" looks at the optimiser."""
+        """The dynamics of these keywords; "auto" depends on the optimizer."""
         if total_samples is not None:
             hint = "dynamics='sde' is of the given samples; leave total_samples or it out"
             check_used("total_samples", total_samples, self.dynamics != "sde", hint)
@@ -89,39 +89,38 @@ class Keywords(NamedTuple):
             return self.dynamics
         rebuilt = None
         if self.relinearize and self.dynamics in REBUILT:
-            more: dict[str, Any] = {} if self.tolerance is None else {"tolerance": self.tolerance}
-            rebuilt = Relinearized(self.relinearize, **more)
+            rebuilt = Relinearized(self.relinearize, self.tolerance)
         if self.dynamics == "sde":
-            found = {"noise": self.noise, "paths": self.paths, "centre": rebuilt}
-            return Noisy(**{k: v for k, v in found.items() if v is not None})
+            options = {"noise": self.noise, "paths": self.paths, "centre": rebuilt}
+            return Noisy(**{k: v for k, v in options.items() if v is not None})
         if self.dynamics == "auto" and not descent.is_plain:
             try:
                 descent.response(weights)
             except ValueError:
                 self._check_tolerance(False)
-                given = None if self.relinearize in (0, "auto") else self.relinearize
-                check_used("relinearize", given, False, NOT_LINEAR)
+                setting = None if self.relinearize in (0, "auto") else self.relinearize
+                check_used("relinearize", setting, False, NOT_LINEAR)
                 return WeightSpace()
-        return WAYS[self.dynamics]() if rebuilt is None else rebuilt
+        return DYNAMICS[self.dynamics]() if rebuilt is None else rebuilt
 
 
-def check_at_hand(
-    way: Dynamics, x: Any, descent: Descent, x_test: Any, kernel: KernelEstimator
+def check_supported(
+    dynamics: Dynamics, x: Any, descent: Descent, x_test: Any, kernel: KernelEstimator
 ) -> None:
-    """Refuse what cannot be done for more samples than the given ones, or over a mesh."""
-    check_mesh(way, kernel)
+    """Refuse samples and devices that the dynamics does not support."""
+    check_mesh(dynamics, kernel)
     check_processes(x, kernel)
-    if not way.kernels:
+    if not dynamics.kernels:
         mesh = several(getattr(kernel, "mesh", None))
-        hint = f"dynamics={way.name!r} follows weights, on one device, and no kernel"
+        hint = f"dynamics={dynamics.name!r} follows weights, on one device, and no kernel"
         check_used("mesh", mesh, False, hint)
-    if isinstance(way, Scaled):
-        way.check_samples(count(x), descent)
+    if isinstance(dynamics, Scaled):
+        dynamics.check_samples(count(x), descent)
         check_used("x_test", x_test, False, "test curves of total_samples are not forecast")
 
 
 def choose_plan(
-    way: Dynamics,
+    dynamics: Dynamics,
     problem: Problem,
     descent: Descent,
     estimator: KernelEstimator | None,
@@ -129,24 +128,24 @@ def choose_plan(
     key: Array | None,
     progress: Progress | None = None,
 ) -> ForecastPlan | None:
-    """How a forecast that keywords ask for is planned; None where they leave nothing open.
+    """The plan of a forecast; None where the keywords leave nothing open.
 
-    One that may take minutes is announced by a warning, where no progress is shown.
+    A plan that may take minutes is announced by a warning, where no progress is shown.
 
     Args:
-        way: as the keywords have it.
+        dynamics: of the keywords.
         problem: network and data.
         descent: the training.
         estimator: how kernels are computed; None where that is open.
         budget: see `plan_forecast`.
         key: for sketches.
-        progress: what shows how far a forecast is, if anything does.
+        progress: shows progress, or None.
 
     Raises:
-        ValueError: a budget that is out of range, or that would decide nothing.
+        ValueError: a budget that has no effect.
     """
-    centre = way.centre if isinstance(way, Noisy | Scaled) else way
-    by_kernels = isinstance(way, Noisy) or isinstance(centre, Recursion | Relinearized)
+    centre = center_of(dynamics)
+    by_kernels = isinstance(dynamics, Noisy) or isinstance(centre, Recursion | Relinearized)
     is_open = estimator is None or (isinstance(centre, Relinearized) and centre.rebuilds == "auto")
     if not (by_kernels and is_open):
         hint = (
@@ -155,7 +154,7 @@ def choose_plan(
         )
         check_used("budget", None if budget == "auto" else budget, False, hint)
         return None
-    plan = plan_forecast(way, problem, descent, estimator, budget=budget, key=key)
+    plan = plan_forecast(dynamics, problem, descent, estimator, budget=budget, key=key)
     if progress is None:
         announce(plan, "this forecast", "budget= bounds that, progress= shows how far it is")
     return plan
@@ -164,14 +163,14 @@ def choose_plan(
 def announce(
     plan: ForecastPlan, what: str, hint: str, *, forecasts: int = 1, trainings: int = 1
 ) -> None:
-    """Warn the caller's caller of what may take minutes, and more than the predicted training runs.
+    """Warn of forecasts that may take minutes, and longer than the training runs they predict.
 
     Args:
         plan: of one forecast.
-        what: is announced.
-        hint: what to do in its place.
+        what: the subject of the warning.
+        hint: an alternative.
         forecasts: of that kind, at most.
-        trainings: that they stand for.
+        trainings: predicted training runs.
     """
     if forecasts * plan.operations > max(LONG, trainings * plan.training):
         warnings.warn(f"{what} may take minutes ({plan}); {hint}", stacklevel=4)
@@ -185,7 +184,7 @@ def choose_kernel(
     kernel: KernelEstimator | None = None,
     mesh: Any = None,
 ) -> KernelEstimator:
-    """The estimator that keywords name, or the one that is given in their place."""
+    """The estimator of the keywords, or `kernel` in their place."""
     mesh = several(mesh)
     if kernel is not None:
         if not isinstance(kernel, KernelEstimator):
@@ -194,57 +193,55 @@ def choose_kernel(
                 f"got {type(kernel).__name__}. An existing kernel goes to "
                 "jaxttp.dynamics.recursion, or to sweep_kernel."
             )
-        given = {
-            "sketch_dim": sketch_dim, "kernel_batch_size": batch_size, "max_bytes": max_bytes,
-            "mesh": mesh,
-        }  # fmt: skip
-        for name, value in given.items():
+        names = ("sketch_dim", "kernel_batch_size", "max_bytes", "mesh")
+        for name, value in zip(names, (sketch_dim, batch_size, max_bytes, mesh), strict=True):
             check_used(name, value, False, "kernel is a value, which says it itself")
         return kernel
     if sketch_dim is None:
         return Exact(batch_size, max_bytes, mesh)
     check_key(key)
-    found = Sketched(sketch_dim, key, batch_size, mesh)
     hint = "it bounds an exact kernel; with sketch_dim give kernel_batch_size"
     check_used("max_bytes", max_bytes, False, hint)
-    return found
+    return Sketched(sketch_dim, key, batch_size, mesh)
 
 
 def check_tokens(problem: Problem, kernel: KernelEstimator) -> None:
-    """Refuse outputs over tokens of which no exact kernel fits, where nothing else was asked for.
+    """Refuse outputs over tokens that are too many for the default exact kernel.
 
     Args:
         problem: network and data.
-        kernel: how kernels are computed; ``Exact()`` where nobody said.
+        kernel: how kernels are computed; ``Exact()`` by default.
 
     Raises:
-        ValueError: too many outputs; says what is linearised in their place.
+        ValueError: too many outputs.
     """
     (n, c), t = problem.f0.shape, problem.loss.tokens
     if not t or n * c <= MOST_TOKENS or kernel != Exact():
         return
-    each = MOST_TOKENS // (n * c // t)
-    sampled = f"{each} token(s) of every sequence, sample_tokens(..., tokens={each}, key=key), or "
+    tokens = MOST_TOKENS // (n * c // t)
+    sampled = (
+        f"{tokens} token(s) of every sequence, sample_tokens(..., tokens={tokens}, key=key), or "
+    )
     raise ValueError(
         f"outputs (N, T, V) = {(n, t, c // t)} are {n * c:,} numbers, of which a kernel takes "
         f"{4e-9 * (n * c) ** 2:,.0f} GB. Forecast the logits of a few words at the last token, "
-        f"jaxttp.label_words(apply_fn, ids), or {sampled if each else ''}fewer sequences; or say "
+        f"jaxttp.label_words(apply_fn, ids), or {sampled if tokens else ''}fewer sequences; or say "
         "sketch_dim=, or max_bytes= for a kernel all the same."
     )
 
 
-def check_mesh(way: Dynamics, kernel: KernelEstimator) -> None:
-    """Refuse a kernel on many devices where all of it would be needed on one.
+def check_mesh(dynamics: Dynamics, kernel: KernelEstimator) -> None:
+    """Refuse a kernel on many devices where the dynamics needs all of it on one.
 
     Args:
-        way: how the path is followed.
+        dynamics: how the path is followed.
         kernel: how kernels are computed.
 
     Raises:
-        ValueError: it has a mesh, and the dynamics asks more than products.
+        ValueError: it has a mesh, and the dynamics needs more than products.
     """
-    if not way.by_products:
-        refuse_mesh(kernel, f"dynamics={way.name!r}", "dynamics='recursion' or 'ode'")
+    if not dynamics.by_products:
+        refuse_mesh(kernel, f"dynamics={dynamics.name!r}", "dynamics='recursion' or 'ode'")
 
 
 def refuse_mesh(kernel: KernelEstimator, what: str, hint: str) -> None:
@@ -258,28 +255,26 @@ def refuse_mesh(kernel: KernelEstimator, what: str, hint: str) -> None:
 
 
 def check_processes(x: Any, kernel: KernelEstimator) -> None:
-    """Refuse samples of which every process has some where the kernel lies on one device.
+    """Refuse samples that are spread over processes where the kernel lies on one device.
 
     Raises:
         ValueError: it has no mesh.
     """
-    if several(getattr(kernel, "mesh", None)) is None and any(
-        map(is_by_process, jax.tree.leaves(x))
-    ):
+    is_spread = any(map(is_by_process, jax.tree.leaves(x)))
+    if is_spread and several(getattr(kernel, "mesh", None)) is None:
         raise ValueError(
             "x has rows that this process has not, and a kernel on one device needs all of them: "
             "give a mesh of the devices of all processes, kernel=jaxttp.ntk.Exact(mesh=mesh)."
         )
 
 
-def check_level(level: float | None, way: Dynamics, kernel: KernelEstimator) -> float:
+def check_level(level: float | None, dynamics: Dynamics, kernel: KernelEstimator) -> float:
     """The fraction that bands hold, where there are bands."""
-    sketched = isinstance(kernel, Sketched) and kernel.sketch_dim > 1 and way.kernels
+    sketched = isinstance(kernel, Sketched) and kernel.sketch_dim > 1 and dynamics.kernels
     hint = (
         "it is the fraction that bands hold: those of dynamics='sde' and, unless in weight space, "
         "of a sketch_dim above 1"
     )
-    check_used("level", level, way.name == "sde" or sketched, hint)
-    found = KNOWN.level if level is None else level
-    check_number("level", found, above=0.0, below=1.0, hint="90 % is 0.9.")
-    return found
+    check_used("level", level, dynamics.name == "sde" or sketched, hint)
+    level = KNOWN.level if level is None else level
+    return check_number("level", level, above=0.0, below=1.0, hint="90 % is 0.9.")

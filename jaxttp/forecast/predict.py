@@ -13,19 +13,19 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
-from jaxttp._core.checks import check_instance
-from jaxttp._core.progress import Stopwatch, stopwatch
+from jaxttp._core.checks import check_instance, check_number
+from jaxttp._core.progress import stopwatch
 from jaxttp._core.types import ApplyFn, Params, Progress, count, split_trainable
 from jaxttp.adapters.inputs import check_network, check_samples
 from jaxttp.dynamics._network import promote
-from jaxttp.forecast.cost import Price, check_budget, suited
-from jaxttp.forecast.methods.base import Dynamics, Linearizer, Path, recur
+from jaxttp.forecast.cost import Price, suited
+from jaxttp.forecast.methods.base import Dynamics, Linearizer, recur
 from jaxttp.forecast.methods.linear import Recursion
 from jaxttp.forecast.options import (
     Keywords,
-    check_at_hand,
     check_level,
     check_mesh,
+    check_supported,
     check_tokens,
     choose_kernel,
     choose_plan,
@@ -173,7 +173,8 @@ def predict_training_time(  # noqa: PLR0913
         batch_size=batch_size, protocol=protocol, key=key,
     )  # fmt: skip
     estimator = choose_kernel(sketch_dim, key, kernel_batch_size, max_bytes, kernel, mesh)
-    check_budget(budget)
+    if budget != "auto":
+        check_number("budget", budget, above=0.0, hint="A tenth of the training is 0.1.")
     reading = Rule.of(thresholds, rule, metric, smooth, window, steps=steps)
     targets = targets_of(
         target_loss, target_error, target_test_loss, target_test_error, **_curves(x_test)
@@ -182,32 +183,32 @@ def predict_training_time(  # noqa: PLR0913
     check_network(apply_fn, params)
     descent.check(count(x))
     weights, _ = split_trainable(promote(params, trainable)[0], trainable)
-    way = keywords.choose(descent, weights, total_samples)
-    way.check(descent, weights, get_loss(loss))
-    check_at_hand(way, x, descent, x_test, estimator)
-    level = check_level(level, way, estimator)
+    method = keywords.choose(descent, weights, total_samples)
+    method.check(descent, weights, get_loss(loss))
+    check_supported(method, x, descent, x_test, estimator)
+    level = check_level(level, method, estimator)
     with stopwatch() as watch:
-        problem = way.view(Problem.of(
+        problem = method.view(Problem.of(
             apply_fn, params, x, y, loss=loss, trainable=trainable, x_test=x_test, y_test=y_test
         ))  # fmt: skip
         is_open = all(v is None for v in (sketch_dim, kernel, kernel_batch_size, max_bytes))
-        fixed, plan, words = None if is_open else estimator, None, None
+        fixed, plan, message = None if is_open else estimator, None, None
         if budget != "auto" or not isinstance(dynamics, Dynamics):
-            plan = choose_plan(way, problem, descent, fixed, budget, key, progress)
+            plan = choose_plan(method, problem, descent, fixed, budget, key, progress)
         if plan is not None:
-            way, estimator = plan.dynamics, plan.kernel
-            if several(mesh) is not None:  # on its devices, what is computed stays the same
+            method, estimator = plan.dynamics, plan.kernel
+            if several(mesh) is not None:
                 estimator = dataclasses.replace(estimator, mesh=mesh)  # type: ignore[type-var]
-            words = str(plan) if budget != "auto" or not plan.whole else None
-        way = suited(way, problem)
-        if way.kernels:
+            message = str(plan) if budget != "auto" or not plan.whole else None
+        method = suited(method, problem)
+        if method.kernels:
             check_tokens(problem, estimator)
-        lines = Linearizer(problem, estimator, progress)
-        found = forecast_along(lines, descent, way, reading, targets=targets, level=level)
+        linearizer = Linearizer(problem, estimator, progress)
+        result = forecast_along(linearizer, descent, method, reading, targets=targets, level=level)
     cost = dataclasses.replace(
-        found.cost, seconds=watch.run_seconds, compile_seconds=watch.compile_seconds
+        result.cost, seconds=watch.run_seconds, compile_seconds=watch.compile_seconds
     )
-    return dataclasses.replace(found, cost=cost, plan=words)
+    return dataclasses.replace(result, cost=cost, plan=message)
 
 
 def forecast_training(
@@ -221,7 +222,7 @@ def forecast_training(
     level: float = KNOWN.level,
     progress: Progress | None = None,
 ) -> Prediction:
-    """A forecast composed of values: what `predict_training_time` does with its keywords.
+    """A forecast composed of values, as `predict_training_time` composes it from keywords.
 
     Args:
         problem: network and data.
@@ -247,9 +248,9 @@ def forecast_training(
         >>> problem = Problem.of(lambda w, x: jnp.tanh(x @ w), jnp.zeros((3, 2)), x,
         ...                      (x[:, 0] > 0).astype(int))
         >>> descent = Descent.of(learning_rate=1.0, steps=40, batch_size=5, key=jax.random.key(1))
-        >>> found = forecast_training(problem, descent, rule=Rule((0.4,), kind="absolute"),
+        >>> result = forecast_training(problem, descent, rule=Rule((0.4,), kind="absolute"),
         ...                           dynamics=Noisy(paths=8, centre=Relinearized(2)))
-        >>> found.cost.kernels, len(found.steps_band[0.4])
+        >>> result.cost.kernels, len(result.steps_band[0.4])
         (3, 2)
 
     Source:
@@ -257,57 +258,62 @@ def forecast_training(
     """
     check_instance("problem", problem, Problem, "Problem.of")
     check_instance("descent", descent, Descent, "Descent.of")
-    way = Recursion() if dynamics is None else dynamics
+    method = Recursion() if dynamics is None else dynamics
     rule = (Rule() if rule is None else rule).check(descent.steps)
-    wanted = check_targets(targets, **_curves(problem.x_test))
+    checked = check_targets(targets, **_curves(problem.x_test))
     descent.check(problem.f0.shape[0])
-    way.check(descent, problem.weights, problem.loss)
+    method.check(descent, problem.weights, problem.loss)
     kernel = Exact() if kernel is None else kernel
-    check_mesh(way, kernel)
-    way = suited(way, problem)
-    problem = way.view(problem)
-    if way.kernels:
+    check_mesh(method, kernel)
+    method = suited(method, problem)
+    problem = method.view(problem)
+    if method.kernels:
         check_tokens(problem, kernel)
-    lines = Linearizer(problem, kernel, progress)
-    return forecast_along(lines, descent, way, rule, targets=wanted, level=level)
+    linearizer = Linearizer(problem, kernel, progress)
+    return forecast_along(linearizer, descent, method, rule, targets=checked, level=level)
 
 
 def forecast_along(
-    lines: Linearizer,
+    linearizer: Linearizer,
     descent: Descent,
-    way: Dynamics,
+    dynamics: Dynamics,
     rule: Rule,
     *,
     targets: tuple[Target, ...] = (),
     level: float = KNOWN.level,
-    asks_limit: bool = True,
+    with_limit: bool = True,
 ) -> Prediction:
-    """The forecast of a training that was checked: a path, its verdict, its times, its doubts.
+    """The forecast of a training whose arguments were checked.
 
     Args:
-        lines: linearisations of the problem as the dynamics looks at it.
+        linearizer: of the problem in the dynamics' view.
         descent: the training.
-        way: how its path is followed.
+        dynamics: how its path is followed.
         rule: how times are read.
         targets: losses and errors to get below.
         level: the fraction that bands hold.
-        asks_limit: whether the largest stable rate is wanted, which takes a kernel.
+        with_limit: whether to compute the largest stable rate, which takes a kernel.
     """
-    problem, kernel = lines.problem, lines.estimator
+    problem, kernel = linearizer.problem, linearizer.estimator
     with stopwatch() as watch:
-        path = way.follow(lines, descent)
-        limit, rates = way.rates(lines, descent) if asks_limit else (math.inf, None)
-        stable = way.is_stable(path, rates, descent)
-        sketched = _without_parts(lines, descent) if way.kernels else None
-        warnings, doubted_from = way.doubt(path, rule.about(targets)) or (None, None)
-        sure = {
-            "stable": stable, "level": level, "sketched": sketched, "doubted_from": doubted_from
-        }  # fmt: skip
-        times = read_times(path, rule, **sure)
-        on_targets = read_targets(path, targets, rule.smooth, **sure)
+        path = dynamics.follow(linearizer, descent)
+        limit, rates = dynamics.rates(linearizer, descent) if with_limit else (math.inf, None)
+        stable = dynamics.is_stable(path, rates, descent)
+        sketched = _without_parts(linearizer, descent) if dynamics.kernels else None
+        warnings, doubted_from = dynamics.doubt(path, rule.about(targets)) or (None, None)
+        options: dict[str, Any] = {"stable": stable, "level": level, "sketched": sketched}
+        options["doubted_from"] = doubted_from
+        times = read_times(path, rule, **options)
+        on_targets = read_targets(path, targets, rule.smooth, **options)
         band = loss_band(path, level, sketched)
-    cost = _cost(lines, descent, way, path, watch)
-    plain = {**descent.plain_values(), "relinearize": 0, **way.plain_values()}
+    price = Price.of(problem, descent, kernel, dynamics.trained_samples(problem))
+    kernels, passes = linearizer.kernels, path.gradient_evaluations + linearizer.passes
+    cost = Cost(
+        kernels, math.ceil(kernels * kernel.passes(problem) + passes),
+        watch.run_seconds, watch.compile_seconds,
+        price.forecast(kernels, passes, path.products), price.training,
+    )  # fmt: skip
+    plain = {**descent.plain_values(), "relinearize": 0, **dynamics.plain_values()}
     plain |= {"loss": problem.loss.name, "protocol": descent.protocol}
     plain["sketch_dim"] = kernel.sketch_dim if isinstance(kernel, Sketched) else None
     return Prediction(
@@ -319,7 +325,7 @@ def forecast_along(
         cost=cost,
         horizon=descent.steps,
         rule=rule.kind,
-        dynamics=way.name,
+        dynamics=dynamics.name,
         hyperparameters=plain,
         outputs=problem.whole_outputs(path.outputs),
         loss_uncertainty=path.uncertainty,
@@ -341,31 +347,20 @@ def forecast_along(
     )
 
 
-def _cost(lines: Linearizer, descent: Descent, way: Dynamics, path: Path, watch: Stopwatch) -> Cost:
-    """What a forecast took, beside what its training takes."""
-    problem, kernel = lines.problem, lines.estimator
-    price = Price.of(problem, descent, kernel, way.trained_samples(problem))
-    passes = path.gradient_evaluations + lines.passes
-    return Cost(
-        lines.kernels, math.ceil(lines.kernels * kernel.passes(problem) + passes),
-        watch.run_seconds, watch.compile_seconds,
-        price.forecast(lines.kernels, passes, path.products), price.training,
-    )  # fmt: skip
-
-
-def _without_parts(lines: Linearizer, descent: Descent) -> tuple[Array, Array] | None:
+def _without_parts(linearizer: Linearizer, descent: Descent) -> tuple[Array, Array] | None:
     """Losses and errors (G, T + 1) of full-batch training, without each part of a sketch."""
-    if lines.estimate.parts is None:
+    if linearizer.estimate.parts is None:
         return None
-    problem = lines.problem
-    paths = (recur(lines, descent.full, kernel).train for kernel in lines.estimate.parts)
-    losses, errors = zip(
-        *(loss_and_error(problem.loss, path, problem.targets) for path in paths), strict=True
-    )
+    problem, losses, errors = linearizer.problem, [], []
+    for kernel in linearizer.estimate.parts:
+        outputs = recur(linearizer, descent.full, kernel).train
+        loss, error = loss_and_error(problem.loss, outputs, problem.targets)
+        losses.append(loss)
+        errors.append(error)
     return jnp.stack(losses), jnp.stack(errors)
 
 
 def _curves(x_test: Any) -> dict[str, Any]:
-    """What targets can be read off, for `check_targets`."""
+    """The curves that targets can be read off, for `check_targets`."""
     known = TRAIN_CURVES if x_test is None else ALL_CURVES
     return {"known": known, "hint": "Give x_test and y_test, the samples that it is about."}

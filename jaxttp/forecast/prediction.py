@@ -1,4 +1,4 @@
-"""What a forecast says: training times, curves, how sure it is and what it cost."""
+"""The result of a forecast: training times, curves, uncertainty and cost."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,9 +17,9 @@ from jaxttp.losses.rule import (
     Rule,
     Target,
     early_stopping,
-    goal_words,
     reach,
     step_words,
+    target_label,
 )
 
 
@@ -29,13 +29,12 @@ class Cost:
 
     Attributes:
         kernels: kernels built.
-        gradient_evaluations: passes back through the network over all samples; an exact kernel
-            takes one for each of the C outputs, a step of full-batch training takes one. A part
-            of the samples counts as that part, and the sum is rounded up.
+        gradient_evaluations: backward passes over all samples, rounded up; an exact kernel takes
+            one for each of the C outputs, a step of full-batch training takes one.
         seconds: wall-clock time without compilation.
         compile_seconds: time to trace and compile.
-        operations: floating-point operations, counted, see `jaxttp.forecast.cost`.
-        training_operations: the same of the predicted training run.
+        operations: FLOPs, see `jaxttp.forecast.cost`.
+        training_operations: FLOPs of the predicted training run.
     """
 
     kernels: int
@@ -62,57 +61,54 @@ class Prediction:
     """A forecast of training; prints itself as a table.
 
     Attributes:
-        steps: training time in steps for every threshold; -1 where the forecast diverges, or never
-            gets there, as with an error that does not fall.
+        steps: training time in steps for every threshold; -1 where the forecast diverges or never
+            reaches it.
         loss: predicted mean loss L_0, ..., L_T on the training samples, (T + 1,).
         error: predicted error (fraction misclassified; for regression unexplained variance), (T +
             1,).
-        max_learning_rate: beyond it the linearised network diverges at the start of training; for
-            an `optimizer` given as such its own, at the step that is the farthest beyond (plain
-            gradient descent's where it has none: Adam, accumulated gradients).
-        stable: False when the outputs diverged, or the loss exceeds twice its start on the way
-            (small batches can diverge below the limit); with one kernel also when the learning rate
-            of any step is beyond the limit of full batches. With rebuilt kernels the loss alone
-            judges: a rate beyond the limit can be stable, and often trains.
-        cost: what the forecast cost.
+        max_learning_rate: beyond it the linearized network diverges at the start of training; of an
+            `optimizer` at the step that exceeds its limit the most (of gradient descent where the
+            optimizer has no limit: Adam, accumulated gradients).
+        stable: False when the outputs diverge or the loss exceeds twice its start; with one kernel
+            also when the learning rate of any step exceeds the limit of full batches. With rebuilt
+            kernels the loss alone decides: rates beyond the limit often train.
+        cost: the cost of the forecast.
         horizon: T.
         rule: the definition of training time, see `training_time`.
-        metric: the curve that the training times were read off, "loss" or "error".
-        dynamics: how the outputs were moved.
-        hyperparameters: what was asked for, as plain values.
+        metric: the curve of the training times, "loss" or "error".
+        dynamics: the name of the dynamics.
+        hyperparameters: the training setup and options as plain values.
         outputs: predicted outputs (T + 1, N, C), with dynamics "sde" their mean over the paths.
-            Those of a softmax cross-entropy are right up to a constant a sample and step, which
-            neither loss nor probabilities see: their mean over classes is that before training.
-        loss_uncertainty: with re-linearisation, the estimated error of the loss curve, (T + 1,):
-            what the second-order correction changed so far; None otherwise.
-        steps_uncertainty: with re-linearisation, the estimated error of every training time, at
+            With softmax cross-entropy, their mean over classes is that before training: neither
+            loss nor probabilities depend on it.
+        loss_uncertainty: with relinearization, the estimated error of the loss curve (T + 1,), from
+            the second-order correction; None otherwise.
+        steps_uncertainty: with relinearization, the estimated error of every training time, at
             least 1; None otherwise.
-        loss_band: with dynamics "sde", where the loss of a fraction `level` of all runs lies at
-            every step, (2, T + 1); with a sketched kernel wider by its error, for other dynamics by
-            that alone.
+        loss_band: with dynamics "sde", an interval that holds the loss of a fraction `level` of all
+            runs at every step, (2, T + 1); the error of a sketched kernel widens it, and is the
+            whole band with other dynamics.
         steps_band: the same for every training time, where it is stable.
         test_loss: predicted loss on the test samples (T + 1,), where they were given.
         test_error: predicted error on the test samples (T + 1,), where they were given.
-        warnings: how far the forecast can be trusted, where there is doubt; None otherwise. With
-            one kernel it compares how fast the network learns, and its loss, at two of the weights
-            that are predicted for a quarter of the samples; re-linearised paths go by their
-            estimated error, "weight_space" always says something.
+        warnings: a reliability warning, or None. With one kernel it compares the network's speed of
+            learning and its loss at predicted weights with the linearized ones; with rebuilt
+            kernels it depends on the estimated error.
         rates: the learning rate of every step (or one for all), and its fraction of the limit.
-        targets: the step at which every target is reached, -1 for never; empty where none was
-            asked for. See `reach` for others of the same forecast.
-        targets_uncertainty: as `steps_uncertainty`, for targets on the training samples; a time of
-            the error may be off by as much as that of the loss of that step.
+        targets: the step at which every target is reached, -1 for never. `reach` reads others off
+            the same forecast.
+        targets_uncertainty: as `steps_uncertainty`, for targets on the training samples.
         targets_band: as `steps_band`, for targets on the training samples.
-        doubted_from: the step from which on `warnings` doubts the forecast without saying by how
-            much: times after it have no uncertainty and no band. None for never.
-        frozen_from: the step whose kernel is frozen from there on, because the path stays beyond
-            the edge of stability; None for never.
+        doubted_from: the step from which on the error has no estimate, by `warnings`: later times
+            have no uncertainty and no band. None for never.
+        frozen_from: the step from which on the kernel is frozen, because the path stays beyond the
+            edge of stability; None for never.
         error_kind: what the error is: "misclassified", "wrong_bits" or "wrong_tokens", fractions
             that are wrong; "unexplained_variance", of regressions; or the name of a loss's own.
-        plan: what was chosen within a budget, see `jaxttp.forecast.cost`; None where nothing
-            had to be left out and no budget was given.
-        notes: how the network was evaluated, where that is not as it was given, such as
-            "2 BatchNorm on running averages" or "parameters promoted from bfloat16".
+        plan: the plan within a budget, see `jaxttp.forecast.cost`; None where the default budget
+            removed nothing.
+        notes: changes in how the network was evaluated, such as "2 BatchNorm on running averages"
+            or "parameters promoted from bfloat16".
     """
 
     steps: Mapping[float, int]
@@ -153,7 +149,7 @@ class Prediction:
         smooth: int = 1,
         window: int | None = None,
     ) -> dict[float, int]:
-        """Training times by another definition, off the curves that are here.
+        """Training times by another definition, from the same curves.
 
         Args:
             thresholds: the epsilons.
@@ -169,11 +165,11 @@ class Prediction:
             ValueError: an unknown metric or rule, a threshold, a smoothing or a window that does
                 not fit it.
         """
-        wanted = Rule.of(thresholds, rule, metric, smooth, window, steps=len(self.loss) - 1)
-        return wanted.read(self.loss, self.error, reached=self.stable)
+        reading = Rule.of(thresholds, rule, metric, smooth, window, steps=len(self.loss) - 1)
+        return reading.read(self.loss, self.error, reached=self.stable)
 
     def reach(self, targets: Iterable[Target | float], *, smooth: int = 1) -> dict[Target, int]:
-        """When losses and errors are below targets, off the curves that are here.
+        """When losses and errors are below targets, from the same curves.
 
         Args:
             targets: such as ``[Target(0.05, "error", on="test")]``; a number is a loss on the
@@ -206,8 +202,8 @@ class Prediction:
             smooth: steps over which the curve is averaged first, see `smooth_curve`.
 
         Returns:
-            An `EarlyStopping`; with re-linearisation its step may be off by as much as the loss of
-            that step on the training samples.
+            An `EarlyStopping`; with relinearization the error of its step is that of the training
+            loss at that step.
 
         Raises:
             ValueError: no test samples were given, the forecast is not stable, an unknown metric, a
@@ -219,10 +215,10 @@ class Prediction:
             raise ValueError("early_stopping is about test samples: give x_test and y_test.")
         if not self.stable:
             raise ValueError(f"early_stopping needs a training that is stable: {self.message}.")
-        found = early_stopping(curve, metric=metric, smooth=smooth)
-        if self.loss_uncertainty is None or self._is_doubted(found.step):
-            return found
-        return found._replace(unsure=displaced(self.loss, self.loss_uncertainty, found.step))
+        lowest = early_stopping(curve, metric=metric, smooth=smooth)
+        if self.loss_uncertainty is None or self._is_doubted(lowest.step):
+            return lowest
+        return lowest._replace(unsure=displaced(self.loss, self.loss_uncertainty, lowest.step))
 
     @property
     def message(self) -> str:
@@ -231,53 +227,52 @@ class Prediction:
         return stability_message(self.loss, self.rates, stable=self.stable, batch_size=batch_size)
 
     def _is_doubted(self, step: int) -> bool:
-        """Whether `warnings` doubts what is at a step without saying by how much."""
+        """Whether the error at a step has no estimate, by `warnings`."""
         return self.doubted_from is not None and not 0 <= step <= self.doubted_from
 
     @property
     def end_in_doubt(self) -> str:
-        """By how much the loss at the end may be off, in words; empty where that is not known."""
+        """The ± of the final loss, or an empty text where it has no estimate."""
         off = None if self._is_doubted(self.horizon) or not self.stable else self.loss_uncertainty
         return "" if off is None else f" ± {float(off[-1]):.2g}"
 
     @property
     def scale(self) -> str:
-        """What the loss is, in words, where others mean a multiple of it; else empty."""
+        """The normalization of the loss where it is not the usual one; else empty."""
         halved = self.hyperparameters.get("loss") == "squared_error"
         return ", half the sum of squares over outputs" if halved else ""
 
     def _when(self, step: int, off: int | None, band: tuple[int, int] | None) -> str:
-        """A time in words, with its error and its band where it is reached."""
+        """The text of a time, with its error and its band where it is reached."""
         if step < 0:
             falls = bool(self.loss[-1] <= self.loss[0])
             return "not reached" if self.stable else "not stable" if falls else "diverges"
-        words = f"step {step_words(step, off, self.horizon)}"
+        when = f"step {step_words(step, off, self.horizon)}"
         if self._is_doubted(step):
-            words = f"about step {step}"
+            when = f"about step {step}"
         if band is None or band[0] == band[1] == step:
-            return words
+            return when
         low, high = band
-        whose = "" if self.dynamics == "sde" else " by the sketch"
-        return words + (f" ({low}-{high}{whose})" if high >= 0 else f" ({low} or later{whose})")
+        source = "" if self.dynamics == "sde" else " by the sketch"
+        return when + (f" ({low}-{high}{source})" if high >= 0 else f" ({low} or later{source})")
 
     def __str__(self) -> str:
         batch = self.hyperparameters.get("batch_size")
-        drawn = ""
+        head = f"Training-time forecast: {self.horizon} steps, dynamics {self.dynamics!r}"
         if batch and self.dynamics != "sde":
-            drawn = f", one draw of batches of {batch} (± is about that draw)"
-        total = self.hyperparameters.get("total_samples")
-        drawn += f", for {total:,} samples, read off {self.outputs.shape[1]:,}" if total else ""
-        lines = [f"Training-time forecast: {self.horizon} steps, dynamics {self.dynamics!r}{drawn}"]
+            head += f", one draw of batches of {batch} (± is about that draw)"
+        if total := self.hyperparameters.get("total_samples"):
+            head += f", for {total:,} samples, read off {self.outputs.shape[1]:,}"
+        lines = [head]
         if self.warnings is not None:
             lines.append(wrapped(f"  warning: {self.warnings}", 4))
-        for threshold, step in self.steps.items():
-            goal = goal_words(threshold, self.rule, self.metric)
-            off = None if self.steps_uncertainty is None else self.steps_uncertainty.get(threshold)
-            band = None if self.steps_band is None else self.steps_band.get(threshold)
-            lines.append(f"  {goal:<31} {self._when(step, off, band)}")
-        for target, step in self.targets.items():
-            off, band = self.targets_uncertainty.get(target), self.targets_band.get(target)
-            lines.append(f"  {target.words():<31} {self._when(step, off, band)}")
+        labels = {e: target_label(e, self.rule, self.metric) for e in self.steps}
+        labels |= {target: target.words() for target in self.targets}
+        errors = {**(self.steps_uncertainty or {}), **self.targets_uncertainty}
+        bands = {**(self.steps_band or {}), **self.targets_band}
+        for target, step in {**self.steps, **self.targets}.items():
+            when = self._when(step, errors.get(target), bands.get(target))
+            lines.append(f"  {labels[target]:<31} {when}")
         first, last = float(self.loss[0]), float(self.loss[-1])
         lines.append(f"  loss   {first:.4g} -> {last:.4g}{self.end_in_doubt}{self.scale}")
         lines.append(f"  error  {float(self.error[0]):.4g} -> {float(self.error[-1]):.4g}")

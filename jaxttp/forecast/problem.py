@@ -1,4 +1,4 @@
-"""A network and data, looked at once: what every forecast starts from."""
+"""A network and data, checked and evaluated once for a forecast."""
 
 import contextlib
 import dataclasses
@@ -59,7 +59,7 @@ def _medians(paths: Array, targets: Array, loss: Loss) -> tuple[Array, Array]:
 
 
 def check_model(apply_fn: ApplyFn, params: Params, x: Any) -> tuple[ApplyFn, jax.ShapeDtypeStruct]:
-    """A network that is fit for a forecast, and what it returns, from shapes alone.
+    """Check a network for a forecast, from shapes alone.
 
     Args:
         apply_fn: ``(params, x) -> outputs (N, C)``, or (N, T, V).
@@ -84,23 +84,9 @@ def check_model(apply_fn: ApplyFn, params: Params, x: Any) -> tuple[ApplyFn, jax
     return rows, outputs
 
 
-COLLECTIONS = ("params", "batch_stats")
-"""Keys of Flax's variables, where they were not taken apart."""
-
-
-def _check_kinds(x_test: Any, x: Any) -> None:
-    """Refuse test samples of other kinds than the training samples."""
-    kinds, wanted = ([str(leaf.dtype) for leaf in jax.tree.leaves(v)] for v in (x_test, x))
-    if kinds != wanted:
-        raise ValueError(
-            f"x_test must hold numbers as x does; got {', '.join(kinds)}, and in "
-            f"x {', '.join(wanted)}: convert one of them."
-        )
-
-
 @contextlib.contextmanager
 def _about_y(name: str) -> Iterator[None]:
-    """What is wrong with labels is said of the argument that they are, where that is not y."""
+    """Errors about labels name the argument that holds them in place of y."""
     try:
         yield
     except ValueError as problem:
@@ -126,11 +112,11 @@ class Problem:
         f0_test: their outputs before training (M, C), or None.
         targets_test: their targets, or None.
         loss_test: the loss on them, or None.
-        labels: `y`, for others to encode: labels of tokens know how many outputs a token has.
-        notes: how the network is evaluated, where that is not as it was given: layers put into
-            evaluation mode, parameters promoted from half precision.
-        whole: the problem with all C outputs, where this is one of their C - 1 centered logits.
-        origin: the problem of all training samples, where this is of some of them.
+        labels: `y`; labels of tokens know how many outputs a token has.
+        notes: changes in how the network is evaluated: layers put into evaluation mode, parameters
+            promoted from half precision.
+        whole: the problem with all C outputs, for a problem of C - 1 centered logits.
+        origin: the problem of all training samples, for a problem of some of them.
     """
 
     apply_fn: ApplyFn
@@ -180,7 +166,7 @@ class Problem:
             trainable: which parameters train, as in `empirical_ntk`; all of them when None.
             x_test: test samples (M, ...).
             y_test: their labels or targets; give both or neither.
-            names: how the arguments are called in errors, "{}" standing for a name.
+            names: format of argument names in errors, "{}" stands for a name.
 
         Raises:
             ValueError: see `jaxttp.predict_training_time`.
@@ -196,14 +182,15 @@ class Problem:
         if (x_test is None) != (y_test is None):
             raise ValueError("x_test and y_test belong together: give both or neither.")
         bound_programs()
-        # x last: a caller's jit over others traces it, too, where it was made an array before.
-        given = {"params": params, "y": y, "x_test": x_test, "y_test": y_test, "x": x}
-        check_known(**{names.format(name): value for name, value in given.items()})
+        # x last: under a caller's jit over other arguments x may be traced, too.
+        arguments = {"params": params, "y": y, "x_test": x_test, "y_test": y_test, "x": x}
+        check_known(**{names.format(name): value for name, value in arguments.items()})
         x, mesh = of_processes(check_samples(names.format("x"), x))
         check_network(apply_fn, params)
         check_finite(names.format("x"), x)
         check_finite(names.format("params"), params)
-        if trainable is None and isinstance(params, Mapping) and {*COLLECTIONS} <= {*params}:
+        variables = {"params", "batch_stats"}  # of a Linen module
+        if trainable is None and isinstance(params, Mapping) and variables <= {*params}:
             raise ValueError(
                 f"{names.format('params')} holds the collections of a Linen module, and what is in "
                 "'batch_stats' would be trained like weights; use from_linen(module, variables), "
@@ -214,7 +201,7 @@ class Problem:
             warn_of(promoted)
             x = promote_samples(x)
         weights, restore = split_trainable(params, trainable)
-        given = apply_fn
+        original = apply_fn
         apply_fn, outputs = check_model(apply_fn, params, x)
         y = token_labels(gathered(y) if is_by_process(y) else y, outputs.shape)
         targets, exact = encode_targets(loss, y, outputs)
@@ -223,15 +210,20 @@ class Problem:
             x_test = check_samples(names.format("x_test"), x_test)
             check_finite(names.format("x_test"), x_test)
             x_test = promote_samples(x_test) if promoted else x_test
-            _check_kinds(x_test, x)
-            beside = as_rows(given, params, x_test)[1]
-            if beside.shape[1:] != outputs.shape[1:]:
+            dtypes, own = ([str(leaf.dtype) for leaf in jax.tree.leaves(v)] for v in (x, x_test))
+            if own != dtypes:
                 raise ValueError(
-                    f"x_test gives outputs {beside.shape}, x {outputs.shape}: pad or crop them to "
+                    f"x_test must hold numbers as x does; got {', '.join(own)}, and in "
+                    f"x {', '.join(dtypes)}: convert one of them."
+                )
+            on_test = as_rows(original, params, x_test)[1]
+            if on_test.shape[1:] != outputs.shape[1:]:
+                raise ValueError(
+                    f"x_test gives outputs {on_test.shape}, x {outputs.shape}: pad or crop them to "
                     "one length."
                 )
             with _about_y(names.format("y_test")):
-                test["targets_test"], test["loss_test"] = encode_targets(loss, y_test, beside)
+                test["targets_test"], test["loss_test"] = encode_targets(loss, y_test, on_test)
         apply_fn = network_of(apply_fn)
         evaluate = evaluation(apply_fn)
         outputs = evaluate(params, x)
@@ -280,40 +272,33 @@ class Problem:
         """Whether its kernel is K ⊗ I_C: last layers alone are trained."""
         return self._work.is_repeated
 
-    def without_test(self) -> "Problem":
-        """The same without its test data."""
-        whole = None if self.whole is None else self.whole.without_test()
-        return dataclasses.replace(
-            self, x_test=None, f0_test=None, targets_test=None, loss_test=None, whole=whole
-        )
-
     def take(self, rows: Any, unseen: Any = None) -> "Problem":
         """The problem of some of its training samples alone.
 
         Args:
-            rows: their numbers.
-            unseen: those of the training samples that become its test samples; none when None.
+            rows: their indices.
+            unseen: indices of the training samples that become its test samples; none when None.
         """
         whole = None if self.whole is None else self.whole.take(rows, unseen)
-        test: dict[str, Any] = {}
+        test: dict[str, Any] = dict.fromkeys(("x_test", "f0_test", "targets_test", "loss_test"))
         if unseen is not None:
             test = {
                 "x_test": take(self.x, unseen), "f0_test": self.f0[unseen],
                 "targets_test": self.targets[unseen], "loss_test": self.loss,
             }  # fmt: skip
         return dataclasses.replace(
-            self.without_test(), x=take(self.x, rows), f0=self.f0[rows],
-            targets=self.targets[rows], whole=whole, origin=self.origin or self, **test,
+            self, x=take(self.x, rows), f0=self.f0[rows], targets=self.targets[rows],
+            whole=whole, origin=self.origin or self, **test,
         )  # fmt: skip
 
     def centered(self) -> "Problem":
-        """The same of the C - 1 centered logits of its outputs, where its loss asks for no more.
+        """The problem of the C - 1 centered logits, where the loss depends on these alone.
 
-        Losses, errors and weights along a training are those of the whole; see
+        Losses, errors and weights during training are those of all outputs; see
         `jaxttp.losses.centered_logits`.
 
         Raises:
-            ValueError: a loss that says that it is shift-invariant, and is not.
+            ValueError: a loss that is declared shift-invariant, and is not.
         """
         if not depends_on_centered_logits(self.loss, self.classes):
             return self
@@ -334,20 +319,20 @@ class Problem:
     def whole_outputs(self, outputs: Float[Array, "t n d"]) -> Float[Array, "t n c"]:
         """Outputs (T, N, C) from those of this problem.
 
-        Of centered logits the mean over a sample's outputs is not known: it is that before
-        training.
+        Centered logits do not determine the mean over a sample's outputs, which is taken from
+        before training.
         """
         return outputs if self.whole is None else _around(outputs, self.whole.f0)
 
 
 @jit
-def _around(found: Array, before: Array) -> Array:
+def _around(logits: Array, before: Array) -> Array:
     """Outputs (T, N, C) with these centered logits, and the means of those before training."""
-    return from_centered_logits(found) + jnp.mean(before, axis=-1, keepdims=True)[None]
+    return from_centered_logits(logits) + jnp.mean(before, axis=-1, keepdims=True)[None]
 
 
 def _everywhere(network: ApplyFn, mesh: Mesh) -> ApplyFn:
-    """Outputs that every process has in whole, of samples of which each has some."""
+    """All outputs on every process, from samples that are spread over processes."""
     whole = NamedSharding(mesh, PartitionSpec())
     return lambda weights, x: jax.lax.with_sharding_constraint(network(weights, x), whole)
 
@@ -365,7 +350,7 @@ class Candidate:
         apply_fn: ``(params, x) -> outputs (N, C)``, in evaluation mode.
         params: pytree of floating-point arrays.
         trainable: which parameters train, as in `empirical_ntk`; all of them when None.
-        x: the same training samples as this network wants them (N, ...), such as images of another
+        x: the same training samples in this network's form (N, ...), such as images of another
             size; those of all when None.
     """
 
@@ -376,7 +361,7 @@ class Candidate:
 
 
 def check_candidates(candidates: Any) -> None:
-    """Refuse what are no starting points by name.
+    """Refuse anything but a mapping from names to starting points.
 
     Args:
         candidates: of `jaxttp.compare` and `jaxttp.race_starts`.
@@ -395,17 +380,17 @@ def check_candidates(candidates: Any) -> None:
         raise TypeError(f"candidates must be Candidates by name; got {candidates!r}.")
     if not candidates:
         raise ValueError("candidates must hold at least one Candidate; got none.")
-    for name, one in candidates.items():
-        if not isinstance(one, Candidate):
-            raise TypeError(f"candidates[{name!r}] must be a Candidate; got {one!r}.")
+    for name, candidate in candidates.items():
+        if not isinstance(candidate, Candidate):
+            raise TypeError(f"candidates[{name!r}] must be a Candidate; got {candidate!r}.")
 
 
-def problem_of(name: str, one: Candidate, x: Any, y: Any, loss: str | Loss) -> Problem:
-    """A candidate with the samples as it wants them.
+def problem_of(name: str, candidate: Candidate, x: Any, y: Any, loss: str | Loss) -> Problem:
+    """The problem of a candidate, with its own samples where it has some.
 
     Args:
-        name: of the candidate, for what is wrong with it.
-        one: the candidate.
+        name: of the candidate, for error messages.
+        candidate: the starting point.
         x: samples of all.
         y: their labels or targets.
         loss: a name or a `Loss`.
@@ -413,12 +398,12 @@ def problem_of(name: str, one: Candidate, x: Any, y: Any, loss: str | Loss) -> P
     Raises:
         ValueError: other samples than those of all; whatever `Problem.of` refuses.
     """
-    own = x if one.x is None else check_samples(f"candidates[{name!r}].x", one.x)
+    own = x if candidate.x is None else check_samples(f"candidates[{name!r}].x", candidate.x)
     if count(own) != count(x):
         raise ValueError(
             f"candidates[{name!r}].x must hold the {count(x)} samples of x; got {count(own)}."
         )
     return Problem.of(
-        one.apply_fn, one.params, own, y, loss=loss, trainable=one.trainable,
+        candidate.apply_fn, candidate.params, own, y, loss=loss, trainable=candidate.trainable,
         names=f"candidates[{name!r}].{{}}" if name else "{}",
     )  # fmt: skip

@@ -1,10 +1,8 @@
-"""Which setting, or which start, is first, by real training: successive halving.
+"""The fastest setting, or starting point, by real training: successive halving.
 
-A forecast costs kernels. Where a training is short or a network small, these cost more than to
-train the settings themselves for a few steps; and what was trained is never wrong about itself. So
-this is no forecast, and says so: a race trains. All settings start, and the slow ones are left out
-early (`Rungs`): all train a few steps, the better ones more, and so on, until the first of those
-that are left is at the goal: a later one cannot win.
+For short training runs or small networks the kernels of a forecast cost more than training the
+settings for a few steps. A race trains: all settings take a few steps, the better ones more
+(`Rungs`), and so on, until the first of the remaining ones reaches the goal.
 """
 
 import dataclasses
@@ -34,14 +32,15 @@ from jaxttp.training import TrainingStep
 
 @dataclasses.dataclass(frozen=True)
 class Rungs:
-    """Numbers of a race, chosen on the tuning tasks of experiments/bench/races.py.
+    """Constants of a race, chosen on the tuning tasks of experiments/bench/races.py.
 
     Attributes:
         first: steps of the first rung.
-        growth: how much longer the next one is.
-        keep: the fraction of the settings that goes on.
-        least: how many go on at least.
-        near: with batches the loss on all samples is looked at where a batch's is so many goals.
+        growth: ratio of the ends of consecutive rungs.
+        keep: fraction of the settings that continue.
+        least: least number of settings that continue.
+        near: with batches the loss on all samples is evaluated where a batch's loss is below this
+            multiple of the goal.
     """
 
     first: int = 4
@@ -69,18 +68,17 @@ RUNGS = Rungs()
 
 @dataclasses.dataclass(frozen=True)
 class Race:
-    """What was really trained, and who came first; of starting points every pair with a setting.
+    """Results of real training, ranked; with starting points all pairs of these and settings.
 
     Attributes:
-        settings: that started, S of them.
+        settings: all that started, S of them.
         goal: the loss on all training samples to get to; None for the lowest at the horizon.
         times: steps to the goal (S,), -1 where it was not seen there.
-        losses: on all training samples, for every setting wherever they were looked at.
-        at: the steps at which they were, for every setting.
+        losses: on all training samples, for every setting at the steps `at`.
+        at: the steps at which losses were evaluated, for every setting.
         trainings: FLOPs that were spent, in training runs of one setting.
-        params: all parameters of the first one, as they were there: at the goal, or where there is
-            none or it was not reached, at the lowest loss of the last rung's end. None where
-            nothing stayed finite.
+        params: all parameters of the first one at the goal, or, where none reached it, of the
+            lowest loss at the end of the last rung. None where nothing stayed finite.
         notes: how the network is evaluated and trained, where that is not as it was given, such as
             "1 BatchNorm on running averages".
         starts: the starting point of each (S,), in a race of several; else empty.
@@ -97,12 +95,12 @@ class Race:
     starts: tuple[str, ...] = ()
 
     def named(self, i: int) -> str:
-        """What started at place i, in words."""
+        """Setting i, with its starting point where there are several."""
         return f"{self.starts[i]}, {self.settings[i]}" if self.starts else str(self.settings[i])
 
     @property
     def finite(self) -> np.ndarray:
-        """Whether all losses that were seen are finite, (S,): the last, since that ends a run."""
+        """Whether all losses are finite, (S,): a run ends at the first that is not."""
         return np.isfinite([curve[-1] for curve in self.losses])
 
     @property
@@ -129,10 +127,10 @@ class Race:
 
         Ties go to the lower loss.
         """
-        there = self.times >= 0
+        is_ranked = self.times >= 0
         if self.goal is None:
-            there = self.finite & (self.trained == self.trained.max())
-        return tuple(i for i in self.places() if there[i])
+            is_ranked = self.finite & (self.trained == self.trained.max())
+        return tuple(i for i in self.places() if is_ranked[i])
 
     def best(self) -> int:
         """The index of the first.
@@ -154,11 +152,11 @@ class Race:
             return f"no setting {what}: try other rates"
         if self.goal is not None and self.times[order[0]] == 0:
             return f"{self.goal.words()} holds before training already: name a lower goal"
-        words = f"use {self._line(order[0])}"
-        return words if len(order) == 1 else f"{words}; next {self._line(order[1])}"
+        advice = f"use {self._line(order[0])}"
+        return advice if len(order) == 1 else f"{advice}; next {self._line(order[1])}"
 
     def _line(self, i: int) -> str:
-        """How far it came, in words."""
+        """Setting i with its time, or its last loss."""
         end = f"loss {self.losses[i][-1]:.4g} at step {self.trained[i]}"
         if self.goal is not None and self.times[i] >= 0:
             end = f"{self.goal.words()} at step {self.times[i]}"
@@ -169,17 +167,17 @@ class Race:
         return [
             {
                 "start": self.starts[i] if self.starts else None,
-                "setting": str(one),
-                "algorithm": algorithm_name(one.algorithm),
-                "learning_rate": float(one.learning_rate),
-                "momentum": float(one.momentum),
-                "weight_decay": one.decay,
+                "setting": str(setting),
+                "algorithm": algorithm_name(setting.algorithm),
+                "learning_rate": float(setting.learning_rate),
+                "momentum": float(setting.momentum),
+                "weight_decay": setting.decay,
                 "trained": int(self.trained[i]),
                 "loss": float(self.losses[i][-1]) if self.finite[i] else None,
                 "steps": int(self.times[i]) if self.times[i] >= 0 else None,
                 "finite": bool(self.finite[i]),
             }
-            for i, one in enumerate(self.settings)
+            for i, setting in enumerate(self.settings)
         ]
 
     def to_json(self) -> dict[str, Any]:
@@ -225,36 +223,35 @@ def race(
     trainable: Any = None,
     progress: Progress | None = None,
 ) -> Race:
-    """Train settings by successive halving until the first is at a loss; `params` are not changed.
+    """Train settings by successive halving until the first reaches a loss.
 
-    What trains is `apply_fn`, in evaluation mode where an adapter made it: BatchNorm on its running
-    averages, no dropout (`Race.notes`). The first of all ends it; for the best setting of each
-    algorithm race them apart.
+    `apply_fn` trains in the mode in which it is given: adapters put BatchNorm on its running
+    averages and switch dropout off (`Race.notes`). `params` are not changed. The first setting that
+    reaches the loss ends the race; for the best setting of each algorithm race them separately.
 
-    This is what `sweep` is not: a training. It sees what one kernel cannot (high rates, curvature
-    that grows, noise), and costs a few trainings for dozens of settings: less than the sweep where
-    a network is small, more where a forecast costs a thirtieth of a training.
+    Unlike `sweep` a race trains. It includes the effects of high rates, growing curvature and
+    noise, and costs a few training runs for dozens of settings: less than a sweep for small
+    networks, more where a forecast costs 3 % of a training run.
 
     Args:
         apply_fn: ``(params, x) -> outputs (N, C)``, in evaluation mode.
         params: pytree of floating-point arrays, the weights before training.
         x: training samples (N, ...), an array or a pytree of arrays with N rows each.
         y: integer labels (N,) or targets (N, C).
-        settings: what starts; `grid` makes combinations, of any algorithms. They share loss, batch
-            size and horizon.
-        target_loss: the loss on the training samples to get to, above 0; without it those that are
-            left train to the horizon, and the lowest loss there wins.
-        key: a `jax.random.key` for the batches, needed where there are some; all settings see the
-            same ones.
+        settings: all that start; `grid` makes combinations, of any algorithms. They share loss,
+            batch size and horizon.
+        target_loss: the goal, a loss on the training samples above 0; when None the remaining
+            settings train to the horizon, and the lowest loss there wins.
+        key: a `jax.random.key` for the batches, which all settings share.
         protocol: how batches are drawn, see `jaxttp.dynamics.batch_indices`.
         trainable: which parameters train, as in `empirical_ntk`; all of them when None.
         progress: called with (stage, settings done, settings in all).
 
     Returns:
-        A `Race`. Weights and velocities of all that are in the race are held at a time. With
-        batches the loss on all samples is looked at where a rung ends and, as long as the batches
-        themselves are at no more than twice the goal, every N/(3 B) steps, so that to look costs as
-        much as to train; times are multiples of that.
+        A `Race`. Weights and velocities of all settings in the race are in memory at a time. With
+        batches the loss on all samples is evaluated at the end of a rung and, where the batches'
+        loss is at most twice the goal, every N/(3 B) steps, which costs as much as training; times
+        are multiples of that.
 
     Raises:
         ValueError: no settings, or of several losses, batch sizes or horizons; a target that is not
@@ -268,8 +265,8 @@ def race(
         >>> x = jnp.stack([jnp.linspace(-1, 1, 20), jnp.ones(20)], axis=1)
         >>> y = (x[:, 0] > 0).astype(int)
         >>> settings = grid(learning_rate=(0.1, 1.0), momentum=(0.0, 0.9), steps=50)
-        >>> found = race(lambda w, x: x @ w, jnp.zeros((2, 2)), x, y, settings, target_loss=0.3)
-        >>> str(found.settings[found.best()]), int(found.times[found.best()])
+        >>> result = race(lambda w, x: x @ w, jnp.zeros((2, 2)), x, y, settings, target_loss=0.3)
+        >>> str(result.settings[result.best()]), int(result.times[result.best()])
         ('rate 1, momentum 0.9', 3)
 
     Source:
@@ -277,9 +274,10 @@ def race(
         the rungs were chosen on tuning tasks (`experiments/bench/races.py`).
     """
     check_known(params=params, x=x, y=y)
-    x = check_samples("x", x)
-    one = {"": Candidate(apply_fn, params, trainable)}
-    return _race(one, x, y, settings, target_loss, key, protocol, progress)
+    return race_starts(
+        {"": Candidate(apply_fn, params, trainable)}, x, y, settings,
+        target_loss=target_loss, key=key, protocol=protocol, progress=progress,
+    )  # fmt: skip
 
 
 def race_starts(
@@ -293,12 +291,11 @@ def race_starts(
     protocol: str | None = None,
     progress: Progress | None = None,
 ) -> Race:
-    """`race` for starting points: checkpoints, networks, what is trained, each by every setting.
+    """`race` for starting points: checkpoints, networks, sets of trained weights.
 
-    Which start is best depends on the rate that suits it, and a rate that suits is found with a few
-    steps: so every start begins with all settings, and what is slow is left out, start or rate.
-    `compare` forecasts instead, and says why; of networks that train in seconds this is the better
-    guide at a fraction of the cost.
+    The best start depends on its best rate, and a few steps suffice to find that rate. Every start
+    begins with all settings, and slow pairs are dropped. `compare` forecasts instead, and explains
+    the ranking; for networks that train in seconds a race is cheaper and more reliable.
 
     Args:
         candidates: starting points by name.
@@ -325,10 +322,10 @@ def race_starts(
         >>> x = jnp.stack([jnp.linspace(-1, 1, 20), jnp.ones(20)], axis=1)
         >>> y = (x[:, 0] > 0).astype(int)
         >>> linear = lambda w, x: x @ w
-        >>> ways = {"zero": jnp.zeros((2, 2)), "near": jnp.array([[-2.0, 2.0], [0.0, 0.0]])}
-        >>> starts = {name: Candidate(linear, w) for name, w in ways.items()}
-        >>> found = race_starts(starts, x, y, grid(learning_rate=(0.1, 1.0)), target_loss=0.15)
-        >>> found.order, str(found.settings[found.best()])
+        >>> weights = {"zero": jnp.zeros((2, 2)), "near": jnp.array([[-2.0, 2.0], [0.0, 0.0]])}
+        >>> starts = {name: Candidate(linear, w) for name, w in weights.items()}
+        >>> result = race_starts(starts, x, y, grid(learning_rate=(0.1, 1.0)), target_loss=0.15)
+        >>> result.order, str(result.settings[result.best()])
         (('near', 'zero'), 'rate 1')
 
     Source:
@@ -336,72 +333,69 @@ def race_starts(
     """
     check_candidates(candidates)
     x = check_samples("x", x)
-    return _race(candidates, x, y, settings, target_loss, key, protocol, progress)
-
-
-def _race(
-    starts: Mapping[str, Candidate],
-    x: Any,
-    y: Any,
-    settings: Sequence[Hyperparameters],
-    target_loss: float | None,
-    key: Array | None,
-    protocol: str | None,
-    progress: Progress | None,
-) -> Race:
-    """A race of starting points by name, each by all settings; of one start its name is empty."""
     check_known(key=key, target_loss=target_loss)
-    settings = _alike(settings)
-    if target_loss is not None:
-        check_number("target_loss", target_loss, above=0.0)
-    goal = None if target_loss is None else Target(float(target_loss))
-    one, samples = settings[0], count(x)
-    protocol = check_batches(one.batch_size, key, protocol, samples)
-    indices = None
-    if one.batch_size is not None:
-        drawn = batch_indices(key, samples, one.batch_size, one.steps, protocol=protocol)
-        indices = np.asarray(drawn)
-    problems = {name: problem_of(name, start, x, y, one.loss) for name, start in starts.items()}
-    runners = []
-    for problem in problems.values():
-        steps: dict[Any, TrainingStep] = {}  # one serves all settings of an algorithm
-        for setting in settings:
-            optimizer, numbers = setting.stepper()
-            kind = setting.algorithm, *numbers
-            if kind not in steps:
-                steps[kind] = TrainingStep(problem.network, problem.loss, optimizer)
-            runners.append(Runner(setting, problem, indices, goal, steps[kind]))
-    _halve(runners, one.steps, progress)
-    names = tuple(name for name in problems for _ in settings if name)
-    return _result(settings * len(problems), goal, runners, names)
-
-
-def _alike(settings: Sequence[Hyperparameters]) -> tuple[Hyperparameters, ...]:
-    """Settings of one race."""
     settings = check_settings(settings)
-    if len({(get_loss(one.loss), one.batch_size, one.steps) for one in settings}) > 1:
+    if len({(get_loss(s.loss), s.batch_size, s.steps) for s in settings}) > 1:
         raise ValueError(
             "settings must share loss, batch_size and steps, to be in one race; race every group "
             "by itself."
         )
-    return settings
+    goal = None
+    if target_loss is not None:
+        goal = Target(float(check_number("target_loss", target_loss, above=0.0)))
+    loss, batch_size, horizon = settings[0].loss, settings[0].batch_size, settings[0].steps
+    protocol = check_batches(batch_size, key, protocol, count(x))
+    indices = None
+    if batch_size is not None:
+        indices = np.asarray(batch_indices(key, count(x), batch_size, horizon, protocol=protocol))
+    problems = {name: problem_of(name, start, x, y, loss) for name, start in candidates.items()}
+    runners = []
+    for problem in problems.values():
+        steps: dict[Any, TrainingStep] = {}  # one serves all settings of an algorithm
+        for setting in settings:
+            optimizer, coefficients = setting.stepper()
+            kind = setting.algorithm, *coefficients
+            if kind not in steps:
+                steps[kind] = TrainingStep(problem.network, problem.loss, optimizer)
+            runners.append(Runner(setting, problem, indices, goal, steps[kind]))
+    _halve(runners, horizon, progress)
+    for problem in problems.values():
+        # All settings see the same batches: one finite run shows that all gradients are finite.
+        own = (runner for runner in runners if runner.problem is problem)
+        problem.check_gradients(max(own, key=lambda runner: (runner.done, runner.finite)).losses)
+    fraction = (batch_size or count(x)) / count(x)
+    spent = sum(runner.done * fraction + runner.looks / STEP for runner in runners)
+    times = np.array([-1 if runner.arrival is None else runner.arrival for runner in runners])
+    notes = tuple(dict.fromkeys(n for problem in problems.values() for n in problem.notes))
+    result = Race(
+        settings * len(problems), goal, times,
+        tuple(np.array(runner.losses) for runner in runners),
+        tuple(np.array(runner.at) for runner in runners),
+        float(spent / (horizon * fraction)), None, notes,
+        tuple(name for name in problems for _ in settings if name),  # `race` has no name
+    )  # fmt: skip
+    for i in result.places():
+        if runners[i].finite and runners[i].weights is not None:
+            params = runners[i].problem.restore(runners[i].weights)
+            return dataclasses.replace(result, params=params)
+    return result
 
 
 @dataclasses.dataclass(eq=False)
 class Runner:
-    """A setting in training from the weights of a problem, until the loss is at a goal.
+    """A setting in training from the weights of a problem, until the loss reaches a goal.
 
     Attributes:
-        setting: by which.
+        setting: the hyperparameters.
         problem: network and data.
         indices: of the batch of every step (T, B); None for all samples.
         goal: a loss on all samples; None for none.
         step: of training, shared by all settings of an algorithm.
         done: steps taken.
-        looks: forward passes of all samples besides.
-        losses: on all samples, wherever they were looked at.
-        at: the steps before which they were.
-        there: the step at which the goal was seen.
+        looks: further forward passes of all samples.
+        losses: on all samples, at the steps `at`.
+        at: the steps before which losses were evaluated.
+        arrival: the step at which the goal was reached.
     """
 
     setting: Hyperparameters
@@ -413,27 +407,27 @@ class Runner:
     looks: float = 0.0
     losses: list[float] = dataclasses.field(default_factory=list)
     at: list[int] = dataclasses.field(default_factory=list)
-    there: int | None = None
+    arrival: int | None = None
 
     def __post_init__(self) -> None:
-        optimizer, numbers = self.setting.stepper()
+        optimizer, coefficients = self.setting.stepper()
         self.rates, self.weights = self.setting.rates(), self.problem.weights
         self.state: Any = optimizer.init(self.weights)
-        for name, value in numbers.items():
+        for name, value in coefficients.items():
             self._set(name, value)
         self.every, self.batch_loss = 1, math.inf
-        if self.indices is not None:  # so that to look costs a third of these steps
+        if self.indices is not None:  # an evaluation of all samples costs as much as these steps
             self.every = math.ceil(len(self.problem.f0) / (STEP * self.indices.shape[1]))
 
     @property
     def finite(self) -> bool:
-        """Whether all losses that were seen are: the last, as none is looked for after that."""
+        """Whether all losses are finite: a run ends at the first that is not."""
         return not self.losses or math.isfinite(self.losses[-1])
 
     @property
     def running(self) -> bool:
-        """Whether there is anything left to train."""
-        return self.there is None and self.finite
+        """Whether training goes on."""
+        return self.arrival is None and self.finite
 
     @property
     def is_seen(self) -> bool:
@@ -441,7 +435,7 @@ class Runner:
         return bool(self.at) and self.at[-1] == self.done
 
     def advance(self, end: int) -> None:
-        """Train to a step, or to the goal, and look at the loss there."""
+        """Train to a step, or to the goal, and evaluate the loss there."""
         while self.done < end and self.running:
             if self._is_due():
                 self._look()
@@ -451,7 +445,7 @@ class Runner:
             self._look()
 
     def _is_due(self) -> bool:
-        """Whether the loss on all samples is to be looked at before the next mini-batch."""
+        """Whether the loss on all samples is evaluated before the next mini-batch."""
         if self.indices is None or self.done % self.every or self.is_seen:
             return False
         if self.done == 0 or not math.isfinite(self.batch_loss):
@@ -459,15 +453,14 @@ class Runner:
         return self.goal is not None and self.batch_loss <= RUNGS.near * self.goal.value
 
     def _look(self) -> None:
-        problem = self.problem
-        network = network_of(problem.network).precise(self.weights, problem.x)
-        data = problem.x, problem.targets
-        loss = loss_of_weights(network, self.weights, *data, loss=problem.loss)
+        problem, weights = self.problem, self.weights
+        network = network_of(problem.network).precise(weights, problem.x)
+        loss = loss_of_weights(network, weights, problem.x, problem.targets, loss=problem.loss)
         self.looks += 1
         self._note(float(loss))
 
     def _train(self) -> None:
-        """Take a step; of all samples it tells their loss before it."""
+        """Take a step; with full batches its loss is noted."""
         x, targets = self.problem.x, self.problem.targets
         if self.indices is not None:
             rows = self.indices[self.done]
@@ -478,7 +471,7 @@ class Runner:
         if self.indices is None and not self.is_seen:
             self._note(self.batch_loss)
             if not self.running:
-                self.looks += STEP  # the step that showed it goes for nothing
+                self.looks += STEP  # the step is discarded
                 return
         self.weights, self.state, self.done = weights, state, self.done + 1
 
@@ -486,58 +479,29 @@ class Runner:
         self.at.append(self.done)
         self.losses.append(loss)
         if self.goal is not None and loss <= self.goal.value:
-            self.there = self.done
+            self.arrival = self.done
 
     def _set(self, name: str, value: float) -> None:
-        numbers = self.state.hyperparams
-        numbers[name] = jnp.asarray(value, numbers[name].dtype)
+        values = self.state.hyperparams
+        values[name] = jnp.asarray(value, values[name].dtype)
 
 
 def _halve(runners: Sequence[Runner], steps: int, progress: Progress | None) -> None:
-    """Train runners until the first of them is at the goal, or those that are left at the horizon.
+    """Train runners until the first reaches the goal, or the remaining ones the horizon.
 
-    What is left out loses its weights.
+    Runners that are dropped lose their weights.
     """
-    alive, bar = list(runners), steps
+    alive, bound = list(runners), steps
     for end in RUNGS.ends(steps):
-        for done, one in enumerate(alive):
-            one.advance(min(end, bar))  # a later one cannot win
-            bar = bar if one.there is None else one.there
+        for done, runner in enumerate(alive):
+            runner.advance(min(end, bound))  # a later one cannot win
+            bound = bound if runner.arrival is None else runner.arrival
             if progress is not None:
                 progress(f"training to step {end}", done, len(alive))
-        if end == steps or any(one.there is not None for one in alive):
+        if end == steps or any(runner.arrival is not None for runner in alive):
             return
-        alive = sorted((one for one in alive if one.finite), key=lambda one: one.losses[-1])
+        alive = sorted((r for r in alive if r.finite), key=lambda r: r.losses[-1])
         kept = max(RUNGS.least, math.ceil(RUNGS.keep * len(alive)))
-        for one in alive[kept:]:
-            one.weights = one.state = None
+        for runner in alive[kept:]:
+            runner.weights = runner.state = None
         alive = alive[:kept]
-
-
-def _result(
-    settings: tuple[Hyperparameters, ...],
-    goal: Target | None,
-    runners: Sequence[Runner],
-    starts: tuple[str, ...],
-) -> Race:
-    problems = list({id(one.problem): one.problem for one in runners}.values())
-    for problem in problems:
-        # All settings see the same batches: what outlived a sample shows that its gradient is good.
-        own = (one for one in runners if one.problem is problem)
-        problem.check_gradients(max(own, key=lambda one: (one.done, one.finite)).losses)
-    samples, setting = len(problems[0].f0), settings[0]
-    fraction = (setting.batch_size or samples) / samples
-    spent = sum(one.done * fraction + one.looks / STEP for one in runners)
-    times = np.array([-1 if one.there is None else one.there for one in runners])
-    race = Race(
-        settings, goal, times,
-        tuple(np.array(one.losses) for one in runners),
-        tuple(np.array(one.at) for one in runners),
-        float(spent / (setting.steps * fraction)), None,
-        tuple(dict.fromkeys(note for problem in problems for note in problem.notes)), starts,
-    )  # fmt: skip
-    ordered = [runners[i] for i in race.places()]
-    alive = [one for one in ordered if one.finite and one.weights is not None]
-    if not alive:
-        return race
-    return dataclasses.replace(race, params=alive[0].problem.restore(alive[0].weights))

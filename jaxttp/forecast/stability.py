@@ -1,4 +1,4 @@
-"""The one verdict on stability: every step's rate against its limit, and the predicted loss."""
+"""Stability: every step's rate compared with its limit, and the predicted loss."""
 
 from typing import Any, NamedTuple
 
@@ -8,17 +8,17 @@ import optax
 from jaxttp.dynamics.stability import step_fractions, step_maps, step_rates
 
 RISE = 2.0
-"""A forecast whose loss comes to more than this multiple of its start is not called stable."""
+"""A forecast whose loss exceeds this multiple of its start is unstable."""
 
 
 class Rates(NamedTuple):
-    """Every step's rate beside the largest stable one.
+    """Every step's rate and its fraction of the largest stable rate.
 
-    The limit is that of the optimiser at that step, with the curvature of the full batch before
+    The limit is that of the optimizer at that step, with the curvature of the full batch before
     training.
 
     Attributes:
-        rates: learning rates (T,), or one for all steps; NaN where an optimiser has no such number.
+        rates: learning rates (T,), or one for all steps; NaN where an optimizer has none.
         fractions: rates over limits, of the same shape; 1 or more is not stable.
     """
 
@@ -27,7 +27,7 @@ class Rates(NamedTuple):
 
     @property
     def peak(self) -> int:
-        """The step that comes closest to its limit, or is the farthest beyond it."""
+        """The step with the largest fraction."""
         return int(np.argmax(self.fractions))
 
     @property
@@ -42,7 +42,7 @@ class Rates(NamedTuple):
         return np.flatnonzero(self.fractions >= 1)
 
     @property
-    def known(self) -> bool:
+    def is_finite(self) -> bool:
         """Whether there are numbers for the rate and its limit."""
         return bool(np.isfinite(self.rates[self.peak]) and np.isfinite(self.limit))
 
@@ -62,7 +62,7 @@ def constant_rate(rate: float, limit: float) -> Rates:
 def optimizer_rates(
     optimizer: optax.GradientTransformation, steps: int, curvature: float
 ) -> Rates | None:
-    """The rates of any linear optimiser; None where its steps cannot be taken apart.
+    """The rates of any linear optimizer; None where its steps cannot be taken apart.
 
     Args:
         optimizer: linear, see `linear_filter`.
@@ -89,8 +89,8 @@ def stability_message(
 
     Args:
         loss: the predicted curve (T + 1,).
-        rates: every step's rate beside its limit, where that is known.
-        stable: the verdict.
+        rates: every step's rate and limit, where known.
+        stable: whether the forecast is stable.
         batch_size: of the forecast.
     """
     if stable:
@@ -100,9 +100,9 @@ def stability_message(
     comes_down = f"the predicted loss comes down from {highest:.3g} to {last:.3g}"
     if rates is None or not len(rates.above):
         batches = "" if batch_size is None else f" with batches of {batch_size}"
-        way = f", before {comes_down}" if last < first else ""
-        return f"diverges{batches}: the predicted loss rises from {first:.3g} to {highest:.3g}{way}"
-    if rates.constant and rates.known and highest > RISE * first:
+        end = f", before {comes_down}" if last < first else ""
+        return f"diverges{batches}: the predicted loss rises from {first:.3g} to {highest:.3g}{end}"
+    if rates.constant and rates.is_finite and highest > RISE * first:
         return f"diverges above η = {rates.limit:.4g} (learning rate {float(rates.rates[0]):g})"
     though = f", though {comes_down}" if last < first else ""
     return f"{_above(rates)}; the real network may not survive it{though}"
@@ -116,7 +116,7 @@ def _stable(rates: Rates | None, batch_size: int | None) -> str:
         return f"stable with kernels rebuilt, though {_above(rates, ' at the start')}"
     if not fraction > 1e-30:
         return "stable; without curvature no learning rate is too large"
-    if not rates.known:
+    if not rates.is_finite:
         return f"stable; its largest step is {fraction:.2g} of the largest stable one"
     peak = "" if rates.constant else f" at peak rate {float(rates.rates[rates.peak]):.4g}"
     whose = " for full batches" if batch_size is not None else ""
@@ -124,14 +124,14 @@ def _stable(rates: Rates | None, batch_size: int | None) -> str:
 
 
 def _above(rates: Rates, where: str = "") -> str:
-    """By how much, and when, the rates are beyond their limit."""
+    """By how much, and when, the rates exceed their limit."""
     fraction, above = float(rates.fractions[rates.peak]), rates.above
-    what, of = "its largest step", "the largest stable one"
-    if rates.known:
-        which = "learning" if rates.constant else "peak"
-        what, of = f"{which} rate {rates.rates[rates.peak]:.3g}", f"the limit {rates.limit:.3g}"
+    rate, limit = "its largest step", "the largest stable one"
+    if rates.is_finite:
+        kind = "learning" if rates.constant else "peak"
+        rate, limit = f"{kind} rate {rates.rates[rates.peak]:.3g}", f"the limit {rates.limit:.3g}"
     begin, end = int(above[0]), int(above[-1]) + 1
     when = f" from step {begin}" if begin else ""
     when += f" until step {end}" if end < len(rates.fractions) else ""
     times = f"{fraction:.2g} times" if fraction < 100 else f"{fraction:.0f} times"
-    return f"{what} is {times} {of}{where}{when}"
+    return f"{rate} is {times} {limit}{where}{when}"

@@ -1,29 +1,27 @@
-"""Fine-tuning whose outputs are too many for a kernel: stale gradients, and what their noise costs.
+"""Fine-tuning with too many outputs for a kernel: stale gradients, and the cost of their noise.
 
-A language model with next-token loss has N T V outputs. What can be afforded is a gradient of a
-batch here and there. The optimiser itself is run for all of its steps, warm-up, momentum, second
-moments and decay included, but between two *refreshes* it is fed the same gradient of the trainable
-weights (of a LoRA adapter: of A and B, so that A B stays exact). With K refreshes for T steps this
-costs K / T of the training, and sees K / T of its data: the noise of the batches acts T / K times
-as strongly, and the path of the stale gradients lies above the training's by what that costs.
+A language model with next-token loss has N T V outputs. The optimizer runs all of its steps, with
+warm-up, momentum, second moments and decay, but reuses the gradient of the trainable weights
+between two *refreshes* (of a LoRA adapter: of A and B, so that A B stays exact). K refreshes for T
+steps cost K / T of the training and use K / T of its data. The batch noise acts T / K times as
+strongly, so that the path lies above the training's.
 
-That can be measured on the path itself. Right after a batch was learnt, its own loss has fallen
+This excess is measured on the path. Right after a batch was learned, its own loss has fallen
 further than that of other sequences, by its *memory*
 
     gamma_k = [L(w_{k+1}) - L(w_k)] - [L_k(w_{k+1}) - L_k(w_k)],
 
-one way forward a refresh. For a quadratic loss with noise of a fixed covariance S, steps of z = eta
-Delta lambda along an eigenvector of curvature lambda, memory after m refreshes is
+one forward pass a refresh. For a quadratic loss with noise of a fixed covariance S, steps of z =
+eta Delta lambda along an eigenvector of curvature lambda, memory after m refreshes is
 gamma_m = z (1 - z)^(m - 1) S / lambda, and the loss that noise costs at refresh k
 
     1/2 sum_(i < k) z^2 (1 - z)^(2 i) S / lambda = 1/2 (gamma_1 - gamma_2 + ... - gamma_2k),
 
 the alternating sum of the memories, 1/(4 - 2 z) of gamma_1 in the end. In networks it is about the
-memory itself (curvature that is met late costs as well); the factor is `Numbers.cost`.
+memory itself; the factor is `Numbers.cost`.
 
-Where the sequences available are a sample of those that train, a path that sees them again overfits
-them, as the training does not. How far a batch has fallen since its
-first time, beyond what others have, says how much (`by_heart`).
+Where the sequences are a sample of a larger corpus, a path that repeats them overfits and the
+training does not. The correction (`overfitting`) compares repeated batches with other sequences.
 """
 
 import dataclasses
@@ -57,8 +55,8 @@ from jaxttp.dynamics._network import evaluation, loss_of_weights
 from jaxttp.dynamics.batches import batch_indices, check_batches
 from jaxttp.dynamics.optimizers import Optimizer, inlined, same_program
 from jaxttp.dynamics.weight_space import check_stepping
-from jaxttp.losses import Loss, encode_targets, get_loss
-from jaxttp.losses.rule import Rule
+from jaxttp.losses import Loss, encode_targets
+from jaxttp.losses.rule import Rule, target_label
 
 POINTS = 11
 """Points of the curve, at which the loss of the watched samples is evaluated."""
@@ -70,21 +68,20 @@ FORWARD = 1 / 3
 
 @dataclasses.dataclass(frozen=True)
 class Numbers:
-    """Numbers of the path and its correction.
+    """Constants of the path and its correction.
 
     Those of the correction were chosen on the tuning tasks of experiments/bench/lora_tasks.py.
 
     Attributes:
-        least: fraction of the largest step below which a step counts no less.
-        window: refreshes on either side over which weights are smoothed before their loss is taken.
-        width: of the Gaussian mean over refreshes, a standard deviation in refreshes.
-        cost: the loss that noise costs on the stale path, over the memory of a batch just learnt.
-        onset: refreshes after which it has built up, as the square of their number.
-        doubt: how far that correction is known, as a fraction of it.
-        lag: of what a path at a fraction of the rates may be behind: taken off, and its doubt.
-        coarse: what holds have to keep of what their gradients promise; a parabola's whole way
-            down is that.
-        heart: the loss that memorizing a sample costs others, over the gain on the sample.
+        least: least step size, as a fraction of the largest.
+        window: refreshes on either side over which weights are smoothed before their evaluation.
+        width: standard deviation of the Gaussian mean over refreshes, in refreshes.
+        cost: excess loss by noise on the stale path, over the memory of a batch just learned.
+        onset: refreshes over which this excess builds up, as 1 - exp(-(k/onset)^2).
+        doubt: relative error of that correction.
+        lag: fraction of the largest lag at reduced rates that is subtracted, and its error.
+        coarse: least `StaleGradientForecast.kept` of a bounded forecast: the minimum of a parabola.
+        overfit: the loss that memorizing a sample costs others, over the gain on the sample.
     """
 
     least: float = 0.02
@@ -95,7 +92,7 @@ class Numbers:
     doubt: float = 1 / 2
     lag: float = 1 / 2
     coarse: float = 1 / 2
-    heart: float = 0.35
+    overfit: float = 0.35
 
 
 BY = Numbers()
@@ -107,20 +104,19 @@ class StaleGradientForecast:
 
     Attributes:
         loss: of the watched sequences (T + 1,), interpolated between the points.
-        uncertainty: how far it may be off (T + 1,).
+        uncertainty: estimated error (T + 1,).
         at: the steps of the points (E,).
         stale: the loss along the path of stale gradients there (E,), before the correction.
-        memory: of a batch just learnt, there (E,).
+        memory: of a batch just learned, there (E,).
         refresh_steps: steps at which a gradient was taken (K,).
-        gradients: of one sample, that the forecast took; a way forward counts for a third.
+        gradients: of one sample, that the forecast took; a forward pass counts for a third.
         training_gradients: of one sample, that the training takes.
         diverged: whether the stale path rose above its start, on the watched samples and on the
             training's: its steps are too long, even at a fraction of the rates.
         rate_fraction: the fraction of the training's rates that was followed: 1, or 1/2, 1/4 ...
-            where a path at higher ones left.
-        kept: how far a batch's loss really fell while its gradient was reused, over what the
-            gradient promised: 1 where the loss is straight over a hold, 1/2 where a hold comes to
-            the lowest point of a parabola, less beyond it.
+            where a path at higher rates diverged.
+        kept: decrease of a batch's loss while its gradient was reused, over its linear prediction:
+            1 for a linear loss, 1/2 at the minimum of a parabola, less beyond.
     """
 
     loss: Float[np.ndarray, " t"]
@@ -139,19 +135,16 @@ class StaleGradientForecast:
 
     def __str__(self) -> str:
         steps, count = len(self.loss) - 1, len(self.refresh_steps)
-        times = self.read((0.1, 0.4))
         lines = [
             f"StaleGradientForecast of {steps:,} steps from {count:,} gradients, "
             f"{100 * self.fraction:.2g} % of the training's cost",
             f"  loss {self.loss[0]:.4g} to {self.loss[-1]:.4g}"
             + (f" ± {self.uncertainty[-1]:.2g}" if self.is_bounded else ""),
         ]
-        way = "drop" if self.loss[-1] <= self.loss[0] else "rise"
         never = "never" if self.is_bounded else "not reached, see warnings"
-        lines += [
-            f"  within {100 * threshold:g} % of the {way}: " + (f"step {t}" if t >= 0 else never)
-            for threshold, t in times.items()
-        ]
+        for threshold, step in self.read((0.1, 0.4)).items():
+            goal = target_label(threshold, "relative")
+            lines.append(f"  {goal}: " + (f"step {step}" if step >= 0 else never))
         if self.warnings is not None:
             lines.append(wrapped(f"  warning: {self.warnings}", 4))
         return "\n".join(lines)
@@ -163,10 +156,10 @@ class StaleGradientForecast:
 
     @property
     def is_bounded(self) -> bool:
-        """Whether `uncertainty` is all that is in doubt.
+        """Whether `uncertainty` bounds the error.
 
-        Not where the path was left, or gradients were reused for too long: then `warnings` doubts
-        the loss without saying by how much, and no range is printed.
+        False where the path diverged or gradients were reused for too long: then `warnings` has no
+        error estimate, and no range is printed.
         """
         return not self.diverged and self.kept >= BY.coarse
 
@@ -179,8 +172,8 @@ class StaleGradientForecast:
                 f"for {len(self.refresh_steps)} gradients, even at {self.rate_fraction:g} of them; "
                 "give a larger fraction, or a lower rate"
             )
-        drop = abs(self.loss[0] - self.loss[-1])
-        off = float(np.max(self.uncertainty)) / max(drop, 1e-12)
+        decrease = abs(self.loss[0] - self.loss[-1])
+        off = float(np.max(self.uncertainty)) / max(decrease, 1e-12)
         if self.rate_fraction < 1:
             return (
                 f"these rates are too high for gradients that are {self.stride:.2g} steps old; "
@@ -203,20 +196,19 @@ class StaleGradientForecast:
         return float(self.at[-1]) / len(self.refresh_steps)
 
     def level(self, threshold: float) -> float:
-        """The loss at which a fraction of the forecast drop is left."""
+        """The loss at which a fraction of the forecast decrease is left."""
         return float(self.loss[-1] + threshold * (self.loss[0] - self.loss[-1]))
 
     def between(self, level: float, off: float = 0.0) -> tuple[int, int]:
-        """When a loss is reached at the earliest and at the latest, by the uncertainty.
+        """The earliest and the latest step at which a loss is reached, by the uncertainty.
 
         Args:
             level: the loss to get below.
-            off: by how much that may be off itself, as a fraction of a drop whose end is uncertain.
+            off: the error of the level.
 
         Returns:
-            Two steps, the first at which the forecast less its uncertainty is below the level and
-            `off`, and that at which the forecast and its uncertainty are below the level less
-            `off`; -1 for not within the horizon, or where the path was left.
+            The first steps at which loss - uncertainty < level + off and at which
+            loss + uncertainty < level - off; -1 for none, or where the path diverged.
         """
         if self.diverged:
             return -1, -1
@@ -232,11 +224,10 @@ class StaleGradientForecast:
             rule: see `jaxttp.training_time`.
 
         Returns:
-            Steps for every threshold, -1 where the forecast never gets there, or left its path.
+            Steps for every threshold, -1 where the forecast never gets there or diverged.
         """
-        wanted = Rule.of(thresholds, rule, "loss", 1, None, steps=len(self.loss) - 1)
-        loss = jnp.asarray(self.loss)
-        return wanted.read(loss, loss, reached=not self.diverged)
+        reading = Rule.of(thresholds, rule, steps=len(self.loss) - 1)
+        return reading.read(jnp.asarray(self.loss), None, reached=not self.diverged)
 
 
 class StaleState(NamedTuple):
@@ -257,16 +248,15 @@ class StaleState(NamedTuple):
 
 @dataclasses.dataclass
 class Refresh:
-    """A step at which a gradient is taken, and what became of it.
+    """A step at which a gradient is taken, and the losses around it.
 
     Attributes:
         step: of the training.
         scale: the fraction of the optimizer's steps that is taken from here on.
         loss: of the watched samples, at weights smoothed over neighbours; None where not evaluated.
-        before: of its own batch before this was learnt; None at the end of the path.
-        fall: of that batch's loss by the next refresh, negative where it fell; None where not
-            looked.
-        promised: what its gradient makes of that change of the weights.
+        before: of its own batch before this was learned; None at the end of the path.
+        fall: change of that batch's loss by the next refresh; None where not evaluated.
+        promised: the same to first order, by its gradient.
     """
 
     step: int
@@ -278,7 +268,7 @@ class Refresh:
 
 
 class Training(NamedTuple):
-    """What is followed.
+    """A training run to follow.
 
     Attributes:
         network: ``(params, x) -> outputs (N, C)``.
@@ -304,28 +294,24 @@ def follow_stale(
     scale: float = 1.0,
     before: Sequence[Refresh] = (),
 ) -> tuple[list[Refresh], StaleState | None]:
-    """Run the optimizer, with a new gradient at every refresh alone, until it leaves its path.
+    """Run the optimizer with new gradients only at refreshes, until the path diverges.
 
     Args:
-        training: see there.
-        start: where.
+        training: what is followed.
+        start: the state at the first refresh.
         steps: of the refreshes (K + 1,), from the start to the end.
-        points: numbers of refreshes (E,) at which the watched loss is evaluated.
+        points: indices of refreshes (E,) at which the watched loss is evaluated.
         scale: the fraction of the optimizer's steps that is taken.
         before: the path up to the start.
 
     Returns:
-        The whole path, and where it left: the last point at which watched samples or the training's
-        own were not above their start. None where it did not.
+        The whole path, and, where it diverged, the state at the last good point, else None.
     """
     refreshes = [Refresh(int(step), scale) for step in steps]
     refreshes[0].loss = start.loss
     path, last, good = [*before, *refreshes], len(refreshes) - 1, start
-    states, waiting, own = (
-        {0: (start.params, start.state)},
-        [p for p in points.tolist() if p > 0],
-        [],
-    )
+    states = {0: (start.params, start.state)}
+    waiting, own = [point for point in points.tolist() if point > 0], []
     for k in range(last + 1):
         # The window of a point is whole once its last refresh is there.
         while waiting and (k == last or waiting[0] <= k - BY.window):
@@ -365,7 +351,7 @@ def step_sizes(optimizer: optax.GradientTransformation, params: Params, steps: i
         steps: T.
 
     Returns:
-        Sizes in (0, 1]; ones where they cannot be told.
+        Sizes in (0, 1]; ones where they cannot be computed.
 
     Example:
         >>> step_sizes(optax.sgd(optax.linear_schedule(1.0, 0.5, 2)), 0.0, 3).tolist()
@@ -374,15 +360,16 @@ def step_sizes(optimizer: optax.GradientTransformation, params: Params, steps: i
     weights = jax.tree.map(lambda _: jnp.zeros(()), params)
     push = jax.tree.map(jnp.ones_like, weights)
 
-    def one(state: Any, _: None) -> tuple[Any, Array]:
+    def step(state: Any, _: None) -> tuple[Any, Array]:
         updates, state = optimizer.update(push, state, weights)
         sizes = [jnp.abs(leaf) for leaf in jax.tree.leaves(updates)]
         return state, jnp.mean(jnp.stack(sizes))
 
     try:
-        found = jax.lax.scan(one, optimizer.init(weights), None, length=steps)[1]
-        sizes = np.asarray(found, float)
-    except (TypeError, ValueError, IndexError, ZeroDivisionError):  # it asks for matrices
+        sizes = np.asarray(
+            jax.lax.scan(step, optimizer.init(weights), None, length=steps)[1], float
+        )
+    except (TypeError, ValueError, IndexError, ZeroDivisionError):  # it needs matrices
         return np.ones(steps)
     if not np.all(np.isfinite(sizes)) or np.max(sizes) <= 0:
         return np.ones(steps)
@@ -469,10 +456,10 @@ def watcher(
     def look(weights: Params) -> float:
         total, parts = count(x), 0.0
         for first in range(0, total, batch_size):
-            some = slice(first, first + batch_size)
-            batch = take(x, some)
+            rows = slice(first, first + batch_size)
+            batch = take(x, rows)
             network = traced.precise(weights, batch)
-            part = loss_of_weights(network, weights, batch, targets[some], loss=loss)
+            part = loss_of_weights(network, weights, batch, targets[rows], loss=loss)
             parts += float(part) * min(batch_size, total - first) / total
         return parts
 
@@ -482,10 +469,10 @@ def watcher(
 def has_left(own: np.ndarray, point: int, loss: float, first: Refresh) -> bool:
     """Whether a path is above its start at a point, on the watched samples and on its own batches.
 
-    The former alone is a network that overfits its samples.
+    On the watched samples alone it would be overfitting.
 
     Args:
-        own: every refresh's loss on its own batch, as far as it is known (K,).
+        own: every refresh's loss on its own batch, so far (K,).
         point: the number of a refresh.
         loss: of the watched samples there.
         first: the first refresh of the training.
@@ -498,8 +485,7 @@ def has_left(own: np.ndarray, point: int, loss: float, first: Refresh) -> bool:
     mean = smoothed(np.arange(len(own)), own, np.array([point]))[0]
     if not np.isfinite(mean + loss):
         return True
-    assert first.loss is not None  # it was learnt
-    assert first.before is not None
+    assert first.loss is not None and first.before is not None  # noqa: PT018
     return bool(loss > first.loss and mean > first.before)
 
 
@@ -527,11 +513,10 @@ def smoothed(where: np.ndarray, values: np.ndarray, at: np.ndarray) -> np.ndarra
 def _mix(weights: list[Params], fractions: Array) -> Params:
     """Sum_k fractions_k weights_k."""
 
-    def one(*leaves: Array) -> Array:
-        parts = [s.astype(leaf.dtype) * leaf for s, leaf in zip(fractions, leaves, strict=True)]
-        return functools.reduce(jnp.add, parts)
+    def mix(*leaves: Array) -> Any:
+        return sum(s.astype(leaf.dtype) * leaf for s, leaf in zip(fractions, leaves, strict=True))
 
-    return jax.tree.map(one, *weights)
+    return jax.tree.map(mix, *weights)
 
 
 @functools.partial(jit, static_argnames="loss")
@@ -547,12 +532,12 @@ def _hold(
 ) -> tuple[Params, Any, Array]:
     """Many steps with one gradient, and its product with the change of the weights."""
 
-    def one(_: Array, carry: tuple[Params, Any]) -> tuple[Params, Any]:
+    def step(_: Array, carry: tuple[Params, Any]) -> tuple[Params, Any]:
         updates, after = optimizer.update(stale, carry[1], carry[0])
         updates = jax.tree.map(lambda u: jnp.asarray(scale, u.dtype) * u, updates)
         return optax.apply_updates(carry[0], updates), after
 
-    moved, state = jax.lax.fori_loop(0, times, one, (params, state))
+    moved, state = jax.lax.fori_loop(0, times, step, (params, state))
     change = jax.tree.map(jnp.subtract, moved, params)
     return moved, state, jnp.asarray(optax.tree.vdot(stale, change))
 
@@ -566,19 +551,18 @@ def corrected(
     left: bool = False,
     fresh: int | None = None,
 ) -> StaleGradientForecast:
-    """The training's curve from the stale path's, less what the noise of stale gradients costs.
+    """The training's curve: that of the stale path minus the cost of its noise.
 
-    Where only a fraction of the optimizer's steps was taken, the path is behind the training: its
-    loss at step t is that of a step before, t' of as many whole steps, if a loss falls as steps
-    add up, and that of t if it is all noise and valley floors. Half of the way is taken off.
+    Where a fraction of the rates was followed, the path lags behind the training. The lag is
+    between that of the summed steps and 0; half of it is subtracted.
 
     Args:
-        path: as it was followed.
-        spent: gradients of one sample that it took.
-        training: that the training takes.
+        path: all refreshes.
+        spent: gradients of one sample that the path took.
+        training: gradients of one sample that the training takes.
         steps: T.
-        left: whether it was left at its last point.
-        fresh: batches until the first one comes again; None for those of the training.
+        left: whether the path was left at its last point.
+        fresh: batches until the first one is repeated; None for the training's batches.
 
     Returns:
         A `StaleGradientForecast`.
@@ -598,7 +582,7 @@ def corrected(
     built = 1 - np.exp(-((points / BY.onset) ** 2))
     off = BY.cost * (1 - last / steps) * built * np.maximum(memory, 0.0)
     if fresh is not None:
-        off += BY.heart * by_heart(before, others[:-1], fresh, points)
+        off += BY.overfit * overfitting(before, others[:-1], fresh, points)
     diverged = left or not (np.all(np.isfinite(losses)) and np.all(np.isfinite(memory)))
     if diverged:  # nothing is corrected: the path is not the training's
         off = np.zeros_like(off)
@@ -617,25 +601,27 @@ def corrected(
     )  # fmt: skip
 
 
-def by_heart(before: np.ndarray, others: np.ndarray, fresh: int, points: np.ndarray) -> np.ndarray:
-    """How much further batches that come again have fallen since their first time than others have.
+def overfitting(
+    before: np.ndarray, others: np.ndarray, fresh: int, points: np.ndarray
+) -> np.ndarray:
+    """Overfitting: how much more the loss of repeated batches has fallen than the watched loss.
 
-    For least squares others rise above the optimum of all sequences by as much as the sample's own
-    fall below it, half of the gap between them (Mallows' C_p); along a path it is less.
-    Every batch is compared with itself, since batches differ by more than what is looked for.
+    For least squares half of this gap is the excess of the watched loss over the optimum of all
+    sequences (Mallows' C_p); along a path it is less. Every batch is compared with itself, since
+    losses differ more between batches.
 
     Args:
-        before: every batch's loss before it is learnt (K,), the same batches over and over.
-        others: what the watched loss is at these refreshes (K,).
-        fresh: batches until the first one comes again.
+        before: every batch's loss before it is learned (K,), the same batches over and over.
+        others: the watched loss at these refreshes (K,).
+        fresh: batches until the first one is repeated.
         points: refreshes of the curve (E,).
 
     Returns:
-        (E,), nothing before a batch comes again.
+        (E,), 0 before a batch is repeated.
 
     Example:
-        >>> before = np.array([2.0, 1.0, 1.4, 0.4])
-        >>> by_heart(before, np.array([1.5, 1.5, 1.2, 1.2]), 2, np.array([0, 3])).round(2).tolist()
+        >>> before, others = np.array([2.0, 1.0, 1.4, 0.4]), np.array([1.5, 1.5, 1.2, 1.2])
+        >>> overfitting(before, others, 2, np.array([0, 3])).round(2).tolist()
         [0.0, 0.3]
     """
     again = np.arange(fresh, len(before))
@@ -648,9 +634,7 @@ def by_heart(before: np.ndarray, others: np.ndarray, fresh: int, points: np.ndar
 
 
 def _between(at: np.ndarray, values: np.ndarray, every: np.ndarray) -> np.ndarray:
-    """A curve through points, level where they end before it does."""
-    if len(at) == 1:
-        return np.full(len(every), values[0])
+    """A curve through points, constant after the last."""
     from scipy.interpolate import PchipInterpolator  # here: a fifth of the time of all imports
 
     return PchipInterpolator(at, values)(np.minimum(every, at[-1]))
@@ -661,9 +645,9 @@ def _evened(loss: np.ndarray) -> np.ndarray:
 
     The first three, where the curve bends, and the last one stay.
     """
-    found = loss.copy()
-    found[3:-1] = 0.25 * loss[2:-2] + 0.5 * loss[3:-1] + 0.25 * loss[4:]
-    return found
+    even = loss.copy()
+    even[3:-1] = 0.25 * loss[2:-2] + 0.5 * loss[3:-1] + 0.25 * loss[4:]
+    return even
 
 
 def stale_gradient_forecast(
@@ -685,9 +669,8 @@ def stale_gradient_forecast(
 ) -> StaleGradientForecast:
     """The loss curve of a fine-tuning with many outputs, from a fraction of its gradients.
 
-    This is an integrator with few right-hand sides, and it does step the network's weights, along
-    its own path: of the steps between two refreshes only the first has a gradient of its own. What
-    that costs is counted, and kept within `fraction`; the module says what is done.
+    The forecast steps the network's weights along its own path. Between two refreshes all steps
+    reuse one gradient. It takes at most `fraction` of the gradients; see the module.
 
     Args:
         apply_fn: ``(params, x) -> outputs (N, C)``, or logits of tokens (N, T, V).
@@ -711,18 +694,18 @@ def stale_gradient_forecast(
         A `StaleGradientForecast`.
 
     Raises:
-        ValueError: a share that affords fewer than 24 refreshes beside the points of the curve;
-            steps, batches, labels or an optimiser that do not fit; gradients that are not finite.
+        ValueError: a fraction that affords fewer than 24 refreshes besides the points of the curve;
+            steps, batches, labels or an optimizer that do not fit; gradients that are not finite.
 
     Example:
         >>> import jax, jax.numpy as jnp
         >>> table = jnp.zeros((5, 5))
         >>> x = jnp.arange(240).reshape(60, 4) % 5
         >>> y = (x + 1) % 5
-        >>> found = stale_gradient_forecast(
+        >>> result = stale_gradient_forecast(
         ...     lambda w, x: w[x], table, x, y, x_watched=x[:4], y_watched=y[:4], steps=200,
         ...     optimizer=optax.adam(0.02), batch_size=6, key=jax.random.key(0))
-        >>> found.loss.shape, bool(found.loss[-1] < found.loss[0]), found.fraction <= 0.2
+        >>> result.loss.shape, bool(result.loss[-1] < result.loss[0]), result.fraction <= 0.2
         ((201,), True, True)
 
     Source:
@@ -736,35 +719,42 @@ def stale_gradient_forecast(
                       hint=f"x, a sample of them, has {count(x)}.")  # fmt: skip
     check_optimizer(optimizer)
     x, x_watched = check_samples("x", x), check_samples("x_watched", x_watched)
+    check_network(apply_fn, params)
+    check_floating("params", params)
+    check_stepping(optimizer, params)
     check_known(fraction=fraction, key=key, y=y, y_watched=y_watched)
-    _check_network(apply_fn, params, optimizer, {"params": params, "x": x, "x_watched": x_watched})
+    for name, value in {"params": params, "x": x, "x_watched": x_watched}.items():
+        check_known(**{name: value})
+        check_finite(name, value)
     protocol = check_batches(batch_size, key, protocol, count(x))
     rows, outputs = as_rows(apply_fn, params, x)
-    rows = network_of(rows)
-    _check_outputs(rows, params, take(x, slice(0, 8)))
-    given_loss = get_loss(loss)
-    targets, loss = encode_targets(given_loss, y, outputs)
-    seen = as_rows(apply_fn, params, x_watched)[1]
-    watched, loss_watched = encode_targets(given_loss, y_watched, seen)
+    rows, few = network_of(rows), take(x, slice(0, 8))
+    evaluate = evaluation(rows)
+    f0 = evaluate(params, few)
+    check_per_sample(rows, params, few, evaluate=evaluate, outputs=f0)
+    check_finite("apply_fn(params, x)", f0)
+    targets, loss_train = encode_targets(loss, y, outputs)
+    outputs_watched = as_rows(apply_fn, params, x_watched)[1]
+    watched, loss_watched = encode_targets(loss, y_watched, outputs_watched)
     indices = np.asarray(batch_indices(key, count(x), batch_size, steps, protocol=protocol))
     fresh = None if total_samples is None else count(x) // batch_size
     per_point = FORWARD * count(x_watched) / batch_size
 
     def batch(step: int, refresh: int) -> tuple[Any, Array]:
-        some = indices[step] if fresh is None else indices[refresh % fresh]
-        return take(x, some), targets[some]
+        samples = indices[step] if fresh is None else indices[refresh % fresh]
+        return take(x, samples), targets[samples]
 
     most = affordable(fraction, steps, POINTS * per_point, batch_size)
     look = watcher(rows, loss_watched, x_watched, watched, batch_size)
-    training = Training(rows, loss, same_program(optimizer, params), batch, look)
+    training = Training(rows, loss_train, same_program(optimizer, params), batch, look)
     begin = StaleState(0, params, optimizer.init(params), look(params))
-    give_back()  # what compiling has left: hundreds of MB for a large network
-    sizes, paid = step_sizes(optimizer, params, steps), fraction * steps
-    path, is_left, paid_for = follow_within(training, begin, sizes, paid, per_point, most)
-    losses = [loss for one in path for loss in (one.loss, one.before) if loss is not None]
+    give_back()  # memory of the compilation: hundreds of MB for a large network
+    sizes, budget = step_sizes(optimizer, params, steps), fraction * steps
+    path, is_left, spent = follow_within(training, begin, sizes, budget, per_point, most)
+    losses = [loss for k in path for loss in (k.loss, k.before) if loss is not None]
     check_gradients(rows, params, x, np.array(losses))
     return corrected(
-        path, paid_for * batch_size, float(steps * batch_size), steps, left=is_left, fresh=fresh
+        path, spent * batch_size, float(steps * batch_size), steps, left=is_left, fresh=fresh
     )
 
 
@@ -776,18 +766,18 @@ def follow_within(
     per_point: float,
     most: int,
 ) -> tuple[list[Refresh], bool, float]:
-    """The path to the horizon; where it leaves, on from its last good point by half of the steps.
+    """The path to the horizon; where it diverges, resumed at its last good point at half the rates.
 
     Args:
-        training: see there.
+        training: what is followed.
         start: before the first step.
         sizes: of every step (T,), see `step_sizes`.
         budget: gradients of a batch that it may take.
-        per_point: what a point of the curve costs.
+        per_point: cost of a point of the curve.
         most: refreshes.
 
     Returns:
-        The path, whether it was left for good, and the gradients that it took.
+        The path, whether it diverged for good, and the gradients that it took.
     """
     steps, spent, points, scale = len(sizes), per_point, POINTS, 1.0
     path: list[Refresh] = []
@@ -800,40 +790,20 @@ def follow_within(
         if good is None:
             return path, False, spent
         start, scale = good, scale / 2
-        known = sum(refresh.loss is not None and refresh.step < good.step for refresh in path)
-        points = max(3, POINTS - known)
-        rest = budget - spent - (points - 1) * per_point
-        most = min(affordable_refreshes(rest), steps - good.step)
+        done = sum(refresh.loss is not None and refresh.step < good.step for refresh in path)
+        points = max(3, POINTS - done)
+        left = budget - spent - (points - 1) * per_point
+        most = min(affordable_refreshes(left), steps - good.step)
         if most < FEWEST * (steps - good.step) / steps:
             return path, True, spent
 
 
-def _check_network(
-    apply_fn: ApplyFn, params: Params, optimizer: optax.GradientTransformation, given: dict
-) -> None:
-    """Refuse a network that the optimizer cannot step, and arrays that are not known or finite."""
-    check_network(apply_fn, params)
-    check_floating("params", params)
-    check_stepping(optimizer, params)
-    check_known(**given)
-    for name, value in given.items():
-        check_finite(name, value)
-
-
-def _check_outputs(network: Any, params: Params, few: Any) -> None:
-    """Refuse outputs that depend on other samples, or that are not finite."""
-    evaluate = evaluation(network)
-    outputs = evaluate(params, few)
-    check_per_sample(network, params, few, evaluate=evaluate, outputs=outputs)
-    check_finite("apply_fn(params, x)", outputs)
-
-
 def cost_of(refreshes: Sequence[Refresh], per_point: float) -> float:
-    """Gradients of a batch that some refreshes took, the first of their points apart.
+    """Cost of refreshes in gradients of a batch, without their first point.
 
     Args:
-        refreshes: as far as they were followed.
-        per_point: what a point of the curve costs.
+        refreshes: that were followed.
+        per_point: cost of a point of the curve.
     """
     gradients = sum(refresh.before is not None for refresh in refreshes)
     looks = sum(refresh.fall is not None for refresh in refreshes)
@@ -849,38 +819,37 @@ def affordable_refreshes(paid: float) -> int:
         84
     """
     refreshes = max(0, int(paid / (1 + FORWARD / 2)))
-    # Every second batch is looked at again, the first one among them.
+    # Every second batch is evaluated again, including the first one.
     return refreshes - (refreshes > 0 and refreshes + FORWARD * -(-refreshes // 2) > paid)
 
 
 def affordable(
-    fraction: float, steps: int, beside: float, batch_size: int, *, name: str = "fraction"
+    fraction: float, steps: int, evaluations: float, batch_size: int, *, name: str = "fraction"
 ) -> int:
-    """How many refreshes a fraction of a training affords, each with half a look back at its batch.
+    """The number of refreshes within a fraction of the training's gradients.
 
     Args:
         fraction: of the training's gradients.
         steps: T.
-        beside: what the points of the curve cost, in gradients of a batch.
-        batch_size: B, for the words.
+        evaluations: cost of the points of the curve, in gradients of a batch.
+        batch_size: B, for the message.
         name: of the fraction in messages.
 
     Returns:
         K.
 
     Raises:
-        ValueError: fewer than are worth following.
+        ValueError: fewer than `FEWEST`.
 
     Example:
-        >>> affordable(0.2, 600, beside=22.0, batch_size=16)
+        >>> affordable(0.2, 600, evaluations=22.0, batch_size=16)
         84
     """
-    paid = fraction * steps - beside
-    refreshes = affordable_refreshes(paid)
+    refreshes = affordable_refreshes(fraction * steps - evaluations)
     if refreshes < FEWEST:
         raise ValueError(
-            f"{name}={fraction:g} of {steps} steps affords {refreshes} gradients beside the "
-            f"points of the curve (worth {beside:.3g} batches of {batch_size}); {FEWEST} are "
+            f"{name}={fraction:g} of {steps} steps affords {refreshes} gradients besides the "
+            f"points of the curve (worth {evaluations:.3g} batches of {batch_size}); {FEWEST} are "
             f"needed. Give a larger {name}, fewer watched sequences, or train it."
         )
     return min(refreshes, steps)

@@ -1,10 +1,10 @@
-"""One kernel, a thousand settings: forecasts for whole grids of hyper-parameters.
+"""One kernel, a thousand settings: forecasts for whole grids of hyperparameters.
 
-All settings of one loss and batch size move together along the first kernel, so that a step of all
-of them is one matrix product; algorithms that are not heavy-ball descent are forecast one by one.
-One kernel ranks a thousand settings at once, but its times can be three times the real ones, and it
-passes over rates at which the kernel soon outgrows them. So those that lead are forecast again, as
-`predict_training_time` does, best first, until what leads has been.
+All settings of one loss and batch size share the first kernel: a step of all of them is one matrix
+product. Algorithms other than heavy-ball descent are forecast one by one. Times on one kernel can
+be three times the real ones, and rates near its limit are misjudged as the kernel grows. The
+leading settings are therefore forecast again, as `predict_training_time` does, best first, until
+all leaders have been.
 """
 
 import dataclasses
@@ -28,13 +28,7 @@ from jaxttp.forecast.cost import Price, plan_forecast, suited
 from jaxttp.forecast.methods.base import Linearizer
 from jaxttp.forecast.methods.linear import Linear, Recursion
 from jaxttp.forecast.methods.relinearized import Relinearized
-from jaxttp.forecast.options import (
-    Keywords,
-    announce,
-    check_processes,
-    check_tokens,
-    choose_kernel,
-)
+from jaxttp.forecast.options import Keywords, announce, check_processes, check_tokens, choose_kernel
 from jaxttp.forecast.predict import forecast_along
 from jaxttp.forecast.prediction import Prediction
 from jaxttp.forecast.problem import Problem
@@ -89,7 +83,7 @@ def sweep(  # noqa: PLR0913
         y: integer labels (N,) or targets (N, C).
         settings: what to forecast; `grid` makes combinations. Those that are not "sgd" without
             weight decay are followed one by one, and algorithms that know no kernel, such as
-            "adamw", by training the linearised network: about a training each by cost, which a
+            "adamw", by training the linearized network: about a training each by cost, which a
             `race` does not take.
         loss: of all settings, a name or a `Loss`; when None their own, as ``grid(loss=)`` names
             it, "cross_entropy" unless told.
@@ -140,7 +134,7 @@ def sweep(  # noqa: PLR0913
 
     Source:
         TTP Section 5 forecasts one setting at a time with an ODE; the recursion on the outputs is
-        exact for the linearised network (derived, tested against `recursion`).
+        exact for the linearized network (derived, tested against `recursion`).
     """
     settings = check_settings(settings, loss)
     check_known(params=params, x=x, y=y)
@@ -148,22 +142,14 @@ def sweep(  # noqa: PLR0913
     Keywords(relinearize=relinearize).check()
     reading = Rule.of(thresholds, rule, metric, smooth, window)
     targets = targets_of(target_loss, target_error)
-    plan = SweepPlan(
-        settings,
-        count(x),
-        reading,
-        check_several("targets", targets, "Target"),
-        key,
-        protocol,
-        step_seconds,
-    )
+    plan = SweepPlan(settings, count(x), reading, targets, key, protocol, step_seconds)
     estimator = choose_kernel(sketch_dim, key, None, max_bytes, kernel)
     check_processes(x, estimator)
     problem = Problem.of(apply_fn, params, x, y, loss=plan.loss, trainable=trainable)
     check_tokens(problem, estimator)
-    lines = Linearizer(problem, estimator)
-    result = forecast_leaders(screen(lines, plan), lines, plan, relinearize=relinearize)
-    return with_warnings(result, lines, plan, result.shown())
+    linearizer = Linearizer(problem, estimator)
+    result = forecast_leaders(screen(linearizer, plan), linearizer, plan, relinearize=relinearize)
+    return with_warnings(result, linearizer, plan, result.shown())
 
 
 def sweep_kernel(
@@ -220,19 +206,12 @@ def sweep_kernel(
     reading = Rule.of(thresholds, rule, metric, smooth, window)
     samples = len(f0) if f0.ndim else None
     settings = check_settings(settings)
-    for one in settings:
-        check_descent("settings", one, "jaxttp.sweep does, which has the network.")
-    plan = SweepPlan(
-        settings,
-        samples,
-        reading,
-        check_several("targets", targets, "Target"),
-        key,
-        protocol,
-        step_seconds,
-    )
-    theta, f0, targets, exact, _, _ = check_problem(kernel, f0, y, plan.loss)
-    return with_shared_goal(_together(theta, f0, targets, exact, plan))
+    for setting in settings:
+        check_descent("settings", setting, "jaxttp.sweep does, which has the network.")
+    targets = check_several("targets", targets, "Target")
+    plan = SweepPlan(settings, samples, reading, targets, key, protocol, step_seconds)
+    theta, f0, encoded, exact, _, _ = check_problem(kernel, f0, y, plan.loss)
+    return with_shared_goal(_together(theta, f0, encoded, exact, plan))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -259,17 +238,17 @@ class SweepPlan:
 
     def __post_init__(self) -> None:
         settings = self.settings
-        losses = {get_loss(one.loss) for one in settings}
+        losses = {get_loss(setting.loss) for setting in settings}
         if len(losses) > 1:
-            names = ", ".join(sorted(one.name for one in losses))
+            names = ", ".join(sorted(loss.name for loss in losses))
             raise ValueError(
                 f"settings must share one loss, to be compared; got {names}: sweep the settings of "
                 "each by themselves."
             )
         hint = "A sweep is about the training samples; ask predict_training_time, with x_test."
         targets = check_targets(self.targets, known=TRAIN_CURVES, hint=hint)
-        self.rule.check(min(one.steps for one in settings))
-        sizes = [one.batch_size for one in settings if one.batch_size is not None]
+        self.rule.check(min(setting.steps for setting in settings))
+        sizes = [setting.batch_size for setting in settings if setting.batch_size is not None]
         protocol = check_batches(max(sizes, default=None), self.key, self.protocol, self.samples)
         check_known(key=self.key)
         seconds = self.step_seconds
@@ -280,52 +259,53 @@ class SweepPlan:
                     "step_seconds must be one number, or one a setting, "
                     f"{len(settings)}; got {len(seconds)}."
                 )
-            for i, one in enumerate(seconds):
-                check_number(f"step_seconds[{i}]", one, above=0.0)
+            for i, value in enumerate(seconds):
+                check_number(f"step_seconds[{i}]", value, above=0.0)
             seconds = np.asarray(seconds, np.float64)
-        checked = {"targets": targets, "protocol": protocol, "step_seconds": seconds}
-        for name, value in checked.items():
-            object.__setattr__(self, name, value)
+        object.__setattr__(self, "targets", targets)
+        object.__setattr__(self, "protocol", protocol)
+        object.__setattr__(self, "step_seconds", seconds)
 
     @property
     def loss(self) -> str | Loss:
         """Of all settings."""
         return self.settings[0].loss
 
-    def descent(self, one: Hyperparameters) -> Descent:
+    def descent(self, setting: Hyperparameters) -> Descent:
         """The training of a setting."""
-        common: dict[str, Any] = {"steps": one.steps, "batch_size": one.batch_size}
-        if one.batch_size is not None:
-            common |= {"key": self.key, "protocol": self.protocol}
-        if one.schedule == "constant" and one.is_heavy_ball:
-            return Descent.of(learning_rate=one.learning_rate, momentum=one.momentum, **common)
-        return Descent.of(optimizer=one.optimizer(), **common)
+        options: dict[str, Any] = {"steps": setting.steps, "batch_size": setting.batch_size}
+        if setting.batch_size is not None:
+            options |= {"key": self.key, "protocol": self.protocol}
+        if setting.schedule == "constant" and setting.is_heavy_ball:
+            rate, momentum = setting.learning_rate, setting.momentum
+            return Descent.of(learning_rate=rate, momentum=momentum, **options)
+        return Descent.of(optimizer=setting.optimizer(), **options)
 
 
-def screen(lines: Linearizer, plan: SweepPlan) -> Sweep:
+def screen(linearizer: Linearizer, plan: SweepPlan) -> Sweep:
     """A sweep of a network along its first linearization alone."""
-    problem, alone = lines.problem, {}
-    for i, one in enumerate(plan.settings):  # what cannot be followed is refused before any is
-        if not one.is_heavy_ball:
-            descent = plan.descent(one)
+    problem, single = linearizer.problem, {}
+    for i, setting in enumerate(plan.settings):  # all are checked before one is forecast
+        if not setting.is_heavy_ball:
+            descent = plan.descent(setting)
             dynamics = Keywords(relinearize=0).choose(descent, problem.weights)
             dynamics.check(descent, problem.weights, problem.loss)
-            alone[i] = descent, dynamics
-    together = len(alone) < len(plan.settings)
-    if together or any(dynamics.kernels for _, dynamics in alone.values()):
-        _ = lines.first  # one kernel for all
+            single[i] = descent, dynamics
+    together = len(single) < len(plan.settings)
+    if together or any(dynamics.kernels for _, dynamics in single.values()):
+        _ = linearizer.first  # one kernel for all
     forecasts = {}
-    for done, (i, (descent, dynamics)) in enumerate(alone.items()):
-        lines.report("following other algorithms", done, len(alone))
+    for done, (i, (descent, dynamics)) in enumerate(single.items()):
+        linearizer.report("following other algorithms", done, len(single))
         forecasts[i] = forecast_along(
-            lines.centered(), descent, dynamics, plan.rule, targets=plan.targets,
-            asks_limit=dynamics.kernels,  # of what trains the linearised network none is known
+            linearizer.centered(), descent, dynamics, plan.rule, targets=plan.targets,
+            with_limit=dynamics.kernels,
         )  # fmt: skip
-    kernel = lines.first if together else None
+    kernel = linearizer.first if together else None
     result = _together(kernel, problem.f0, problem.targets, problem.loss, plan)
     result = result.with_forecasts(forecasts)
-    for i, one in forecasts.items():
-        result.max_learning_rate[i] = one.max_learning_rate
+    for i, forecast in forecasts.items():
+        result.max_learning_rate[i] = forecast.max_learning_rate
     return with_shared_goal(dataclasses.replace(result, notes=problem.notes))
 
 
@@ -334,17 +314,16 @@ def _together(
 ) -> Sweep:
     """All heavy-ball settings on one kernel, those of a batch size together.
 
-    Rows of other settings are left for others to fill; where there are no other rows the kernel is
-    None.
+    Rows of other settings are 0; the kernel is None where all are other ones.
     """
     settings, samples = plan.settings, len(f0)
-    size, horizon = len(settings), max(one.steps for one in settings)
-    loss, error = np.zeros((size, horizon + 1)), np.zeros((size, horizon + 1))
+    size, horizon = len(settings), max(setting.steps for setting in settings)
+    loss, error = np.zeros((2, size, horizon + 1))
     stable, limits = np.zeros(size, bool), np.zeros(size)
     groups: dict[int | None, list[int]] = defaultdict(list)
-    for i, one in enumerate(settings):
-        if one.is_heavy_ball:
-            groups[one.batch_size].append(i)
+    for i, setting in enumerate(settings):
+        if setting.is_heavy_ball:
+            groups[setting.batch_size].append(i)
     limit = np.inf if kernel is None else float(max_learning_rate(kernel, f0, targets, loss=exact))
     chunk = max(1, _CHUNK_BYTES // (5 * f0.size * f0.dtype.itemsize))
     for batch_size, members in groups.items():
@@ -354,14 +333,14 @@ def _together(
             indices = batch_indices(plan.key, samples, batch_size, longest, protocol=plan.protocol)
         for rows in (members[low : low + chunk] for low in range(0, len(members), chunk)):
             part = [settings[i] for i in rows]
-            steps = max(one.steps for one in part)
-            rates = np.zeros((steps, len(part)))  # a rate of zero holds the outputs
-            for column, one in enumerate(part):
-                rates[: one.steps, column] = one.rates()
-            momenta = jnp.asarray([one.momentum for one in part], f0.dtype)
-            drawn = None if indices is None else indices[:steps]
+            steps = max(setting.steps for setting in part)
+            rates = np.zeros((steps, len(part)))  # a rate of zero keeps the outputs
+            for column, setting in enumerate(part):
+                rates[: setting.steps, column] = setting.rates()
+            momenta = jnp.asarray([setting.momentum for setting in part], f0.dtype)
+            batches = None if indices is None else indices[:steps]
             curves = heavy_ball_curves(
-                kernel, f0, targets, jnp.asarray(rates, f0.dtype), momenta, drawn, exact
+                kernel, f0, targets, jnp.asarray(rates, f0.dtype), momenta, batches, exact
             )
             losses, errors, stable[rows] = (np.asarray(curve) for curve in curves)
             loss[rows] = held_to(losses.T, horizon + 1)
@@ -376,10 +355,10 @@ def _together(
 
 
 def shared_goal(curves: np.ndarray, fraction: float, metric: str = "loss") -> Target | None:
-    """A loss, or an error, that settings can be compared by, whatever each of them ends at.
+    """A loss, or an error, that all settings are compared by.
 
-    It is what the best of them ends at and a fraction of the way down to there, rounded up to two
-    digits; None where nothing falls.
+    It lies a fraction of the best setting's decrease above its end, rounded up to two digits; None
+    where no curve falls.
 
     Args:
         curves: of settings with the same start (S, T + 1).
@@ -402,10 +381,9 @@ def shared_goal(curves: np.ndarray, fraction: float, metric: str = "loss") -> Ta
 
 
 def with_shared_goal(result: Sweep) -> Sweep:
-    """The sweep ranked by a goal for all (`shared_goal`), where none was given and one makes sense.
+    """The sweep ranked by a `shared_goal`, where no target was given and the rule is "relative".
 
-    Not where the rule measures all by the same values already. It is chosen by the ends of what was
-    followed along rebuilt kernels, where any of that is stable.
+    The goal depends on the ends of stable forecasts along rebuilt kernels, where there are any.
     """
     rule = result.rule
     if (result.targets and not result.shared) or rule.kind != "relative":
@@ -418,64 +396,59 @@ def with_shared_goal(result: Sweep) -> Sweep:
 
 
 def forecast_leaders(
-    screened: Sweep, lines: Linearizer, plan: SweepPlan, *, relinearize: int | str = "auto"
+    screened: Sweep, linearizer: Linearizer, plan: SweepPlan, *, relinearize: int | str = "auto"
 ) -> Sweep:
-    """The same sweep, with its leading settings forecast again along rebuilt kernels.
+    """The sweep with its leading settings forecast again along rebuilt kernels.
 
-    Best first (`_next`), two at least and eight at most; of eight settings or fewer all that are
-    stable. Kernels are rebuilt as often as the default budget allows. A goal that the sweep chose
-    is chosen again by the ends of those that were followed. Those of algorithms that know no kernel
-    stay as they are.
+    Best first (`_next`), two to eight; of eight settings or fewer all stable ones. The default
+    budget bounds the rebuilt kernels. A `shared_goal` is chosen again after each forecast. Settings
+    that are followed in weight space keep their forecast.
 
     Args:
-        screened: on this first kernel.
-        lines: of the problem.
+        screened: on the first kernel.
+        linearizer: of the problem.
         plan: of the sweep.
         relinearize: as in `predict_training_time`; 0 for nothing.
 
     Returns:
-        A `Sweep` whose `relinearized` names the settings that were followed. Their times, curves,
-        verdicts and warnings are those of rebuilt kernels.
+        A `Sweep` whose `relinearized` names the settings that were forecast again.
     """
     keywords, result = Keywords(relinearize=relinearize), screened
     most = len(screened.settings) if len(screened.settings) <= FEW else MOST
     followed: dict[int, Prediction] = {}
     while len(followed) < most and (i := _next(result)) is not None:
-        own, descent = lines.centered(), plan.descent(plan.settings[i])
+        own, descent = linearizer.centered(), plan.descent(plan.settings[i])
         dynamics = keywords.choose(descent, own.problem.weights)
         if relinearize == "auto":
-            planned = plan_forecast(dynamics, own.problem, descent, lines.estimator)
+            planned = plan_forecast(dynamics, own.problem, descent, linearizer.estimator)
             dynamics = planned.dynamics
-            if lines.progress is None and not followed:
+            if linearizer.progress is None and not followed:
                 what = f"forecasting up to {most} leading settings again"
                 hint = "relinearize=0 stays with one kernel; jaxttp.race trains them"
                 announce(planned, what, hint, forecasts=most, trainings=len(result.settings))
         dynamics = suited(dynamics, own.problem)
         if not isinstance(dynamics, Relinearized | Linear):
             break
-        lines.report("rebuilding kernels of the leading settings", len(followed), most)
+        linearizer.report("rebuilding kernels of the leading settings", len(followed), most)
         followed[i] = forecast_along(own, descent, dynamics, plan.rule, targets=plan.targets)
         result = screened.with_forecasts(followed)
         result = with_shared_goal(dataclasses.replace(result, relinearized=tuple(followed)))
-    alone = (*screened.forecasts.values(), *followed.values())
-    spent = sum(one.cost.operations / one.cost.training_operations for one in alone)
-    return dataclasses.replace(result, trainings=_first_kernel(lines, plan) + spent)
-
-
-def _first_kernel(lines: Linearizer, plan: SweepPlan) -> float:
-    """What the first kernel and its products cost, in trainings of the first setting."""
-    one = plan.settings[0]
-    products = sum(other.is_heavy_ball for other in plan.settings) * one.steps
-    price = Price.of(lines.problem, plan.descent(one), lines.estimator)
-    return price.forecast(lines.kernels, lines.passes, products) / price.training
+    costs = [forecast.cost for forecast in (*screened.forecasts.values(), *followed.values())]
+    spent = sum(cost.operations / cost.training_operations for cost in costs)
+    # The first kernel and its products, in training runs of the first setting.
+    first = plan.settings[0]
+    products = sum(setting.is_heavy_ball for setting in plan.settings) * first.steps
+    price = Price.of(linearizer.problem, plan.descent(first), linearizer.estimator)
+    spent += price.forecast(linearizer.kernels, linearizer.passes, products) / price.training
+    return dataclasses.replace(result, trainings=spent)
 
 
 def _next(result: Sweep) -> int | None:
-    """The setting to forecast next; None where what leads has been.
+    """The setting to forecast next; None where all leading ones have been.
 
-    What leads by steps and by cost; the next higher rate of that, also beyond the first kernel's
-    limit; then the others in order, those that come nearest to the goal later, and of a few
-    settings those that have nothing against them but that limit.
+    First the leaders by steps and by cost; then the next higher rate of each, also beyond the first
+    kernel's limit; then the ranking, then the settings that end nearest to the goal. Of few
+    settings also those whose only defect is that limit.
     """
     order, nearest = result.ranking(), result.nearest()
     leaders = [*order[:1], *result.ranking(by_cost=True)[:1]] or nearest[:1]
@@ -488,28 +461,27 @@ def _next(result: Sweep) -> int | None:
     return next((i for i in waiting if i is not None and result.method(i) == FIRST), None)
 
 
-def _higher(result: Sweep, leader: int, *, beyond: float = 3.0) -> int | None:
-    """The setting with the next higher rate that is like a leader otherwise.
+def _higher(result: Sweep, leader: int) -> int | None:
+    """The setting with the next higher rate and the leader's other hyperparameters.
 
-    Up to `beyond` times the first kernel's limit: networks often survive such rates.
+    Up to 3 times the first kernel's limit: networks often survive such rates.
     """
-    one = result.settings[leader]
+    setting = result.settings[leader]
     higher = [
         i for i, other in enumerate(result.settings)
-        if one.learning_rate < other.learning_rate <= beyond * result.max_learning_rate[i]
-        and dataclasses.replace(other, learning_rate=one.learning_rate) == one
+        if setting.learning_rate < other.learning_rate <= 3.0 * result.max_learning_rate[i]
+        and dataclasses.replace(other, learning_rate=setting.learning_rate) == setting
     ]  # fmt: skip
     return min(higher, key=lambda i: result.settings[i].learning_rate, default=None)
 
 
-def with_warnings(result: Sweep, lines: Linearizer, plan: SweepPlan, rows: Iterable[int]) -> Sweep:
-    """The same sweep, with `Sweep.warnings` of some settings: one or two passes each.
-
-    Those that were forecast by themselves have said it already.
-    """
+def with_warnings(
+    result: Sweep, linearizer: Linearizer, plan: SweepPlan, rows: Iterable[int]
+) -> Sweep:
+    """The sweep with `Sweep.warnings` of more settings: one or two passes each."""
     warnings = dict(result.warnings)
     for i in sorted(set(rows) - set(warnings)):
-        one = plan.settings[i]
-        check = Recursion().check_linearization(lines.centered(), plan.descent(one))
-        warnings[i] = speed_warning(check, result.loss[i, : one.steps + 1])
+        setting = plan.settings[i]
+        check = Recursion().check_linearization(linearizer.centered(), plan.descent(setting))
+        warnings[i] = speed_warning(check, result.loss[i, : setting.steps + 1])
     return dataclasses.replace(result, warnings=warnings)

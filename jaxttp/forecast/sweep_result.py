@@ -13,14 +13,10 @@ import numpy as np
 
 from jaxttp._core.checks import check_choice
 from jaxttp._core.files import replaced
-from jaxttp._core.results import RESULT, wrapped
+from jaxttp._core.results import RESULT, plain_number, wrapped
 from jaxttp.forecast.prediction import Prediction
 from jaxttp.forecast.stability import Rates, stability_message
-from jaxttp.forecast.training_setup import (
-    Hyperparameters,
-    algorithm_name,
-    schedule_name,
-)
+from jaxttp.forecast.training_setup import Hyperparameters, algorithm_name, schedule_name
 from jaxttp.forecast.wall_clock import readable_time
 from jaxttp.losses import get_loss
 from jaxttp.losses.rule import Rule, Target, step_words
@@ -28,9 +24,9 @@ from jaxttp.losses.rule import Rule, Target, step_words
 SHOWN = 5
 """Settings that a sweep prints, and checks against the network."""
 RISK = 2.0
-"""By how much later than said a setting counts that oscillates at the edge of stability."""
+"""Factor on the time of settings that oscillate at the edge of stability, in rankings."""
 FEW = 8
-"""Of at most so many settings all that are stable are forecast again and printed."""
+"""Of at most this many settings all stable ones are forecast again and printed."""
 FIRST, REBUILT, SIMULATED = (
     "on the first kernel", "along rebuilt kernels", "by training the linearized network",
 )  # fmt: skip
@@ -52,7 +48,7 @@ class Sweep:
             kernels were not rebuilt (as in `Prediction.stable`); `message` says
             which. Such settings are not ranked.
         max_learning_rate: (S,), where a constant rate with this momentum and loss diverges at the
-            start of training with full batches; every step's rate is held against it.
+            start of training with full batches; every step's rate is compared with it.
         targets: losses and errors to get below, K of them; the first is what settings are ranked
             by.
         shared: whether the target was chosen by the sweep.
@@ -60,11 +56,10 @@ class Sweep:
         forecasts: of the settings that were forecast by themselves.
         relinearized: those of them that were forecast again along rebuilt kernels, in the order in
             which they were; the others' times are those of the first kernel.
-        warnings: what the network says of the settings that are shown first, where it was asked (by
-            `sweep`): a sentence as `Prediction.warnings`, or None where there is no doubt. Settings
-            that are missing were not looked at.
+        warnings: of the settings that were checked with the network (by `sweep`): a sentence as
+            `Prediction.warnings`, or None.
         trainings: FLOPs of the sweep, in training runs of its first setting; None where it
-            was made of a kernel.
+            was made from a kernel.
         notes: how the network is evaluated, where that is not as it was given, such as
             "1 BatchNorm on running averages".
     """
@@ -114,7 +109,7 @@ class Sweep:
     def _read(self, rule: Rule) -> np.ndarray:
         """Steps of every setting to every threshold of a rule, each within its own horizon."""
         curves = rule.curve(self.loss, self.error)
-        horizons = np.array([one.steps for one in self.settings])
+        horizons = np.array([setting.steps for setting in self.settings])
         times = np.full((len(horizons), len(rule.thresholds)), -1)
         for steps in set(horizons):
             rows = np.flatnonzero(self.stable & (horizons == steps))
@@ -123,16 +118,17 @@ class Sweep:
                 times[rows, column] = jax.vmap(lambda c, e=threshold: rule.time(c, e))(read)
         return times
 
-    def with_forecasts(self, found: Mapping[int, Prediction]) -> "Sweep":
-        """The same with forecasts of single settings in the place of the first kernel's."""
+    def with_forecasts(self, forecasts: Mapping[int, Prediction]) -> "Sweep":
+        """The sweep with forecasts of single settings in place of the first kernel's."""
         loss, error, stable = self.loss.copy(), self.error.copy(), self.stable.copy()
-        for i, one in found.items():
-            loss[i] = held_to(np.asarray(one.loss, np.float64), loss.shape[1])
-            error[i] = held_to(np.asarray(one.error, np.float64), error.shape[1])
-            stable[i] = one.stable
+        warnings = dict(self.warnings)
+        for i, forecast in forecasts.items():
+            loss[i] = held_to(np.asarray(forecast.loss, np.float64), loss.shape[1])
+            error[i] = held_to(np.asarray(forecast.error, np.float64), error.shape[1])
+            stable[i], warnings[i] = forecast.stable, forecast.warnings
         return dataclasses.replace(
-            self, loss=loss, error=error, stable=stable, forecasts={**self.forecasts, **found},
-            warnings={**self.warnings, **{i: one.warnings for i, one in found.items()}},
+            self, loss=loss, error=error, stable=stable, warnings=warnings,
+            forecasts={**self.forecasts, **forecasts},
         )  # fmt: skip
 
     def method(self, i: int) -> str:
@@ -143,14 +139,14 @@ class Sweep:
         return SIMULATED if alone is not None and alone.dynamics == "weight_space" else FIRST
 
     def named(self, i: int) -> str:
-        """Setting i in words, with its horizon where that is not the one of all."""
-        one = self.settings[i]
-        alike = all(other.steps == one.steps for other in self.settings)
-        return str(one) if alike else f"{one}, {one.steps} steps"
+        """Setting i, with its horizon where settings differ in it."""
+        setting = self.settings[i]
+        alike = all(other.steps == setting.steps for other in self.settings)
+        return str(setting) if alike else f"{setting}, {setting.steps} steps"
 
     @property
     def ranked_by(self) -> float | Target:
-        """What settings are ranked by unless told: the first target, or the middle threshold."""
+        """The default of the ranking: the first target, or the middle threshold."""
         return self.targets[0] if self.targets else self.thresholds[len(self.thresholds) // 2]
 
     def goal(self, threshold: float | Target | None = None) -> str:
@@ -169,8 +165,8 @@ class Sweep:
         """
         goal = self.ranked_by if threshold is None else threshold
         if not isinstance(goal, Target):
-            known = check_choice("threshold", goal, self.thresholds)
-            return self.steps[:, self.thresholds.index(known)]
+            check_choice("threshold", goal, self.thresholds)
+            return self.steps[:, self.thresholds.index(goal)]
         if goal not in self.targets:
             raise ValueError(
                 f"{goal.words()!r} was not asked for; give it as target_loss or target_error."
@@ -178,15 +174,15 @@ class Sweep:
         return self.target_steps[:, self.targets.index(goal)]
 
     def oscillates(self, threshold: float | Target | None = None) -> np.ndarray:
-        """Which settings are in doubt before they get there (`Prediction.doubted_from`), (S,).
+        """Which settings have no error estimate there (`Prediction.doubted_from`), (S,).
 
-        Their path comes to the edge of stability, or a kernel is held: a real training oscillates.
+        Their path is at the edge of stability, or a kernel is frozen: a real run oscillates.
         """
-        times, found = self.times(threshold), np.zeros(len(self.settings), bool)
+        times, oscillates = self.times(threshold), np.zeros(len(self.settings), bool)
         for i in self.relinearized:
             since = self.forecasts[i].doubted_from
-            found[i] = since is not None and since < times[i]
-        return found
+            oscillates[i] = since is not None and since < times[i]
+        return oscillates
 
     def expected(self, threshold: float | Target | None = None) -> np.ndarray:
         """Times as settings are ranked by them, (S,): infinite where a setting never gets there.
@@ -209,7 +205,7 @@ class Sweep:
     def _step_cost(self) -> np.ndarray:
         if self.step_seconds is not None:
             return self.step_seconds
-        return np.array([one.batch_size or self.samples for one in self.settings])
+        return np.array([setting.batch_size or self.samples for setting in self.settings])
 
     def ranking(
         self, threshold: float | Target | None = None, *, by_cost: bool = False
@@ -246,28 +242,26 @@ class Sweep:
 
     def shown(self) -> set[int]:
         """The five cheapest settings, and the first to every threshold and target."""
-        goals = (*self.targets, *self.thresholds)
-        return {
-            *self.ranking(by_cost=True)[:SHOWN],
-            *(i for g in goals for i in self.ranking(g)[:1]),
-        }
+        shown = set(self.ranking(by_cost=True)[:SHOWN])
+        for target in (*self.targets, *self.thresholds):
+            shown.update(self.ranking(target)[:1])
+        return shown
 
     def pareto(self, threshold: float | Target | None = None) -> tuple[int, ...]:
         """The settings that no other one beats in both cost and final loss, cheapest first."""
-        chosen: list[int] = []
+        front: list[int] = []
         for i in self.ranking(threshold, by_cost=True):
-            if not chosen or self.final_loss[i] < self.final_loss[chosen[-1]]:
-                chosen.append(i)
-        return tuple(chosen)
+            if not front or self.final_loss[i] < self.final_loss[front[-1]]:
+                front.append(i)
+        return tuple(front)
 
     def message(self, i: int) -> str:
         """One line on the stability of setting i."""
-        one, rates = self.settings[i], None
+        setting, rates, stable = self.settings[i], None, bool(self.stable[i])
         if self.method(i) != SIMULATED:
-            every = one.rates()[:1] if one.schedule == "constant" else one.rates()
-            rates = Rates(every, every / self.max_learning_rate[i])
-        stable = bool(self.stable[i])
-        return stability_message(self.loss[i], rates, stable=stable, batch_size=one.batch_size)
+            values = setting.rates()[:1] if setting.schedule == "constant" else setting.rates()
+            rates = Rates(values, values / self.max_learning_rate[i])
+        return stability_message(self.loss[i], rates, stable=stable, batch_size=setting.batch_size)
 
     @property
     def warning(self) -> str | None:
@@ -282,11 +276,13 @@ class Sweep:
         """By how many steps the time of setting i may be off; None where that is not known."""
         if i not in self.relinearized:
             return None
-        one = self.forecasts[i]
-        known: dict[Any, int] = {**(one.steps_uncertainty or {}), **one.targets_uncertainty}
-        if goal in known or not isinstance(goal, Target):
-            return known.get(goal)
-        return one.off(goal, smooth=self.rule.smooth)  # a goal that was chosen after it
+        forecast = self.forecasts[i]
+        errors: dict[Any, int] = {
+            **(forecast.steps_uncertainty or {}), **forecast.targets_uncertainty
+        }  # fmt: skip
+        if goal in errors or not isinstance(goal, Target):
+            return errors.get(goal)
+        return forecast.off(goal, smooth=self.rule.smooth)  # a shared goal
 
     def time_words(self, i: int, goal: float | Target) -> str:
         """When setting i gets there, with what the time may be off by."""
@@ -302,18 +298,18 @@ class Sweep:
         return [self._row(i) for i in range(len(self.settings))]
 
     def _row(self, i: int) -> dict[str, Any]:
-        one, limit = self.settings[i], float(self.max_learning_rate[i])
+        setting = self.settings[i]
         row: dict[str, Any] = {
-            "algorithm": algorithm_name(one.algorithm),
-            "learning_rate": float(one.learning_rate),
-            "momentum": float(one.momentum),
-            "weight_decay": one.decay,
-            "batch_size": one.batch_size,
-            "schedule": schedule_name(one.schedule),
-            "loss": get_loss(one.loss).name,
-            "horizon": one.steps,
+            "algorithm": algorithm_name(setting.algorithm),
+            "learning_rate": float(setting.learning_rate),
+            "momentum": float(setting.momentum),
+            "weight_decay": setting.decay,
+            "batch_size": setting.batch_size,
+            "schedule": schedule_name(setting.schedule),
+            "loss": get_loss(setting.loss).name,
+            "horizon": setting.steps,
             "stable": bool(self.stable[i]),
-            "max_learning_rate": limit if np.isfinite(limit) else None,
+            "max_learning_rate": plain_number(self.max_learning_rate[i]),
             "final_loss": float(self.final_loss[i]),
             "final_error": float(self.final_error[i]),
         }
@@ -323,8 +319,7 @@ class Sweep:
             row[f"steps_{name}"] = time if time >= 0 else None
             row[f"uncertainty_{name}"] = self.off(i, goal)
             if self.step_seconds is not None:
-                seconds = float(time * self.step_seconds[i])
-                row[f"seconds_{name}"] = seconds if time >= 0 else None
+                row[f"seconds_{name}"] = float(time * self.step_seconds[i]) if time >= 0 else None
         return row | {
             "forecast": self.method(i), "oscillates": bool(self.oscillates()[i]),
             "warnings": self.warnings.get(i), "message": self.message(i),
@@ -333,7 +328,7 @@ class Sweep:
     def to_csv(self, path: str | os.PathLike[str]) -> None:
         """Write the rows to a CSV file."""
         rows = self.rows()
-        with replaced(path) as place, place.open("w", newline="") as file:
+        with replaced(path) as temporary, temporary.open("w", newline="") as file:
             writer = csv.DictWriter(file, list(rows[0]))
             writer.writeheader()
             writer.writerows(rows)
@@ -346,62 +341,63 @@ class Sweep:
             return self.hint()
         if self.times()[order[0]] == 0:
             return f"{self.goal()} holds before training already: name a lower goal"
-        words = f"use {self.named(order[0])}: {self.goal()} at {self._when(order[0])}"
+        advice = f"use {self.named(order[0])}: {self.goal()} at {self._when(order[0])}"
         if len(order) == 1:
-            return f"{words}; no other setting is forecast to get there"
-        return f"{words}; next best {self.named(order[1])}: {self._when(order[1])}"
+            return f"{advice}; no other setting is forecast to get there"
+        return f"{advice}; next best {self.named(order[1])}: {self._when(order[1])}"
 
     def _when(self, i: int) -> str:
-        words = f"step {self.time_words(i, self.ranked_by)}"
-        if self.step_seconds is None:
-            return words
-        return f"{words}, {readable_time(float(self.cost()[i]))}"
+        seconds = "" if self.step_seconds is None else f", {readable_time(float(self.cost()[i]))}"
+        return f"step {self.time_words(i, self.ranked_by)}{seconds}"
 
     def hint(self, threshold: float | Target | None = None) -> str:
-        """That no setting gets there, and what to try."""
-        words, near = f"no setting gets to {self.goal(threshold)}", self.nearest(threshold)
+        """The message where no setting gets there."""
+        message, near = f"no setting gets to {self.goal(threshold)}", self.nearest(threshold)
         if not near:
-            return f"{words}: none is stable; try lower rates"
+            return f"{message}: none is stable; try lower rates"
         end = f"loss {self.final_loss[near[0]]:.3g}, error {self.final_error[near[0]]:.3g}"
-        return f"{words}: {self.named(near[0])} ends nearest, at {end}; try more steps"
+        return f"{message}: {self.named(near[0])} ends nearest, at {end}; try more steps"
 
     @property
     def depth(self) -> str:
-        """One line on how the settings were forecast, and what that cost."""
+        """One line on how the settings were forecast, and the cost."""
         methods = [self.method(i) for i in range(len(self.settings))]
-        counted = ((methods.count(name), name) for name in (REBUILT, FIRST, SIMULATED))
-        words = ", ".join(f"{count} {name}" for count, name in counted if count)
-        if self.trainings is None:
-            return words
-        return f"{words}; cost: the FLOPs of {self.trainings:.2g} of {len(methods)} training runs"
+        counts = ((methods.count(name), name) for name in (REBUILT, FIRST, SIMULATED))
+        depth = ", ".join(f"{count} {name}" for count, name in counts if count)
+        if self.trainings is not None:
+            depth += f"; cost: the FLOPs of {self.trainings:.2g} of {len(methods)} training runs"
+        return depth
 
     def __str__(self) -> str:
-        order, few = self.ranking(by_cost=True), len(self.settings) <= FEW
-        chosen = " (a goal that the sweep chose for all)" if self.shared else ""
+        order, count = self.ranking(by_cost=True), len(self.settings)
+        shared = " (a goal that the sweep chose for all)" if self.shared else ""
         lines = [
-            f"Sweep of {len(self.settings)} settings, {int(self.stable.sum())} stable; "
-            f"the first to {self.goal()}{chosen}:",
+            f"Sweep of {count} settings, {int(self.stable.sum())} stable; "
+            f"the first to {self.goal()}{shared}:",
             wrapped(f"  (steps to {', '.join(self.goal(e) for e in self.thresholds)})", 3),
         ]
-        shown = order[: FEW if few else SHOWN]
+        shown = order[: FEW if count <= FEW else SHOWN]
         for i in shown:
             lines += self._lines(i)
-        if (left := len(self.settings) - len(shown)) > 0:
-            late = len(self.settings) - len(order)
+        if (left := count - len(shown)) > 0:
+            late = count - len(order)
             lines.append(f"  {left} more in rows(), {late} too late or not stable")
         notes = f"evaluated with: {', '.join(self.notes)}" if self.notes else ""
-        words = (self.depth, self.advice, self.warning, notes)
-        return "\n".join([*lines, *(wrapped(f"  {line}", 2) for line in words if line)])
+        for line in filter(None, (self.depth, self.advice, self.warning, notes)):
+            lines.append(wrapped(f"  {line}", 2))
+        return "\n".join(lines)
 
     def _lines(self, i: int) -> list[str]:
-        """A setting in words, and how far it can be trusted."""
+        """The times and final loss of a setting, and its warning."""
         times = ", ".join(self.time_words(i, e) for e in self.thresholds)
         for target in self.targets:
             if self.times(target)[i] >= 0:
                 times += f"; {target.words()}: step {self.time_words(i, target)}"
-        marks = [] if self.method(i) == REBUILT or not self.forecasts else [self.method(i)]
-        marks += ["oscillates"] if self.oscillates()[i] else []
-        end = ", ".join([f"loss {self.final_loss[i]:.4g}", *marks])
+        end = f"loss {self.final_loss[i]:.4g}"
+        if self.forecasts and self.method(i) != REBUILT:
+            end += f", {self.method(i)}"
+        if self.oscillates()[i]:
+            end += ", oscillates"
         lines = [f"  {self.named(i):<40} steps {times}; {end}"]
         if self.warnings.get(i) is not None:
             lines.append(wrapped(f"    warning: {self.warnings[i]}", 11))
@@ -412,5 +408,5 @@ class Sweep:
 
 def held_to(curves: np.ndarray, length: int) -> np.ndarray:
     """Curves (..., t) held at their ends until they have this length."""
-    rest = [(0, 0)] * (curves.ndim - 1)
-    return np.pad(curves, [*rest, (0, length - curves.shape[-1])], mode="edge")
+    widths = [(0, 0)] * (curves.ndim - 1)
+    return np.pad(curves, [*widths, (0, length - curves.shape[-1])], mode="edge")

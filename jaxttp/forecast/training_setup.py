@@ -1,4 +1,4 @@
-"""How a network is trained: optimiser, batches, horizon; settings, and grids of them."""
+"""How a network is trained: optimizer, batches, horizon; settings, and grids of them."""
 
 import dataclasses
 import functools
@@ -39,7 +39,7 @@ class Descent:
         batch_size: samples a step; None for all of them.
         protocol: how batches are drawn, see `batch_indices`.
         key: a `jax.random.key` for them, or None.
-        learning_rate: the rate of gradient descent; None where an optimiser was given as such.
+        learning_rate: the rate of gradient descent; None where an optimizer was given as such.
         momentum: heavy-ball, with `learning_rate`.
     """
 
@@ -87,31 +87,29 @@ class Descent:
             False
         """
         if (learning_rate is None) == (optimizer is None):
-            given = "neither" if learning_rate is None else "both"
+            got = "neither" if learning_rate is None else "both"
             raise ValueError(
-                f"give exactly one of learning_rate and optimizer; got {given}. "
+                f"give exactly one of learning_rate and optimizer; got {got}. "
                 "learning_rate=0.1 is optimizer=optax.sgd(0.1)."
             )
         check_known(learning_rate=learning_rate, momentum=momentum, key=key)
         check_number("momentum", momentum, at_least=0.0, below=1.0)
-        if optimizer is not None and momentum:
-            raise ValueError(
-                f"momentum={momentum} goes with learning_rate; put it into the optimizer: "
-                "optax.sgd(rate, momentum)."
-            )
-        if learning_rate is not None:
+        if optimizer is not None:
+            if momentum:
+                raise ValueError(
+                    f"momentum={momentum} goes with learning_rate; put it into the optimizer: "
+                    "optax.sgd(rate, momentum)."
+                )
+            check_optimizer(optimizer)
+            rate, transformation = None, optimizer
+        else:
             if callable(learning_rate):
                 raise ValueError(
                     "learning_rate must be a number; a schedule goes into the optimizer: "
                     "optimizer=optax.sgd(schedule, momentum)."
                 )
-            check_number("learning_rate", learning_rate, above=0.0)
-            rate = float(learning_rate)
-            made = HeavyBall(rate, float(momentum) or None)
-        else:
-            check_optimizer(optimizer)
-            assert optimizer is not None  # one of both is given
-            rate, made = None, optimizer
+            rate = float(check_number("learning_rate", learning_rate, above=0.0))
+            transformation = HeavyBall(rate, float(momentum) or None)
         steps = check_integer("steps", steps, at_least=1)
         if batch_size is not None and key is None:
             raise ValueError(
@@ -119,23 +117,23 @@ class Descent:
                 "key=jax.random.key(0)."
             )
         protocol = check_batches(batch_size, key, protocol)
-        return cls(made, steps, batch_size, protocol, key, rate, float(momentum))
+        return cls(transformation, steps, batch_size, protocol, key, rate, float(momentum))
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is gradient descent (with momentum) at one rate, which needs no probe."""
+        """Whether it is gradient descent (with momentum) at one rate, given by numbers."""
         return self.learning_rate is not None
 
     @property
     def batches(self) -> dict[str, Any]:
-        """What the dynamics want to know of the batches."""
+        """The arguments of the dynamics that describe batches."""
         return {"batch_size": self.batch_size, "key": self.key, "protocol": self.protocol}
 
     @property
     def stepper(self) -> optax.GradientTransformation | HeavyBall:
-        """The optimiser, with a velocity whatever the momentum: one program for all of them."""
-        made = self.optimizer
-        return made.with_velocity() if isinstance(made, HeavyBall) else made
+        """The optimizer, with a velocity whatever the momentum: all share a compiled function."""
+        optimizer = self.optimizer
+        return optimizer.with_velocity() if isinstance(optimizer, HeavyBall) else optimizer
 
     @property
     def full(self) -> "Descent":
@@ -144,43 +142,39 @@ class Descent:
 
     def check(self, n: int | None) -> None:
         """Refuse batches that are larger than the data."""
-        given = None if self.batch_size is None else self.protocol
-        check_batches(self.batch_size, self.key, given, n)
+        protocol = None if self.batch_size is None else self.protocol
+        check_batches(self.batch_size, self.key, protocol, n)
 
     def response(self, weights: Params | None = None) -> LinearFilter:
-        """How the optimiser answers over the whole horizon, see `linear_filter`.
+        """The optimizer's linear response over the whole horizon, see `linear_filter`.
 
         Args:
-            weights: what it trains; only with them are masks seen that look at names.
+            weights: what it trains; masks that look at names need them.
 
         Raises:
             ValueError: it is not one linear filter for all weights.
         """
-        given: Any = self.optimizer
-        return linear_filter(given, weights, steps=self.steps)
+        optimizer: Any = self.optimizer
+        return linear_filter(optimizer, weights, steps=self.steps)
 
     @property
     def decays(self) -> bool:
-        """Whether a linear optimiser given as such decays the weights."""
+        """Whether a linear `optimizer` decays the weights."""
         return not self.is_plain and bool(self.response().weight_decay)
 
     def plain_values(self) -> dict[str, Any]:
-        """Itself, as a result keeps it."""
-        return {
-            "learning_rate": self.learning_rate,
-            "momentum": self.momentum,
-            "batch_size": self.batch_size,
-            "optimizer": None if self.is_plain else "optax",
-            "steps": self.steps,
-        }
+        """Plain values, as a result keeps them."""
+        names = ("learning_rate", "momentum", "batch_size", "steps")
+        values = {name: getattr(self, name) for name in names}
+        return values | {"optimizer": None if self.is_plain else "optax"}
 
     def spent_rates(self) -> np.ndarray | None:
         """The learning rates (T,) of a schedule; None for a constant rate, or without any."""
         if self.is_plain:
             return None
-        given: Any = self.optimizer
-        found = step_rates(step_maps(given, self.steps))
-        return found if np.all(np.isfinite(found)) and np.any(found > 0) else None
+        optimizer: Any = self.optimizer
+        rates = step_rates(step_maps(optimizer, self.steps))
+        return rates if np.all(np.isfinite(rates)) and np.any(rates > 0) else None
 
 
 SCHEDULES: Mapping[str, Callable[[int], optax.Schedule]] = {
@@ -202,7 +196,7 @@ ADAMW_DECAY = 0.01
 
 @dataclasses.dataclass(frozen=True)
 class Hyperparameters:
-    """One way to train: an optimiser with its rate, a schedule and batches.
+    """A training setup: an optimizer with its rate, a schedule and batches.
 
     Attributes:
         learning_rate: eta > 0, the schedule's largest value.
@@ -262,17 +256,17 @@ class Hyperparameters:
         if named:
             check_choice("algorithm", self.algorithm, ALGORITHMS)
         elif not callable(self.algorithm) or isinstance(self.algorithm, type):
-            what = type(self.algorithm).__name__
             raise TypeError(
                 f"algorithm must be a name ({', '.join(ALGORITHMS)}) or a function from a learning "
-                f"rate to an optax transformation, such as optax.lion; got a {what}."
+                "rate to an optax transformation, such as optax.lion; got a "
+                f"{type(self.algorithm).__name__}."
             )
         where = "" if named else ": put it into the function, as functools.partial does"
         hint = f"it is of {' and '.join(map(repr, DESCENT))}{where}"
         check_used("momentum", self.momentum or None, self.algorithm in DESCENT, hint)
-        decaying = (*DESCENT, "adamw")
-        hint = f"it is of {' and '.join(map(repr, decaying))}{where}"
-        check_used("weight_decay", self.weight_decay, self.algorithm in decaying, hint)
+        hint = f"it is of {' and '.join(map(repr, (*DESCENT, 'adamw')))}{where}"
+        is_decaying = self.algorithm in (*DESCENT, "adamw")
+        check_used("weight_decay", self.weight_decay, is_decaying, hint)
         if self.weight_decay is not None:
             check_number("weight_decay", self.weight_decay, at_least=0.0)
 
@@ -294,7 +288,7 @@ class Hyperparameters:
         return plain and not self.decay
 
     def optimizer(self) -> optax.GradientTransformation:
-        """The optax transformation that trains so for real, for one start of training."""
+        """The optax transformation of this setting."""
         rates = jnp.asarray(self.rates())
         rate = self.learning_rate if self.schedule == "constant" else lambda t: rates[t]
         if not isinstance(self.algorithm, str):
@@ -303,17 +297,17 @@ class Hyperparameters:
         return _named(self.algorithm, rate, self.momentum or None, decay)
 
     def stepper(self) -> tuple[optax.GradientTransformation, dict[str, float]]:
-        """One transformation for all settings of an algorithm, and this setting's numbers.
+        """One transformation for all settings of an algorithm, and this setting's coefficients.
 
-        They stand in its state, below `hyperparams`, as does the rate, by the name ``rate``, which
-        a schedule changes at every step: so all share a compiled program.
+        Both the coefficients and the ``rate``, which a schedule changes at every step, are in the
+        state's `hyperparams`, so that all settings share a compiled function.
         """
-        numbers = {"momentum": self.momentum} if self.algorithm in DESCENT else {}
+        coefficients = {"momentum": self.momentum} if self.algorithm in DESCENT else {}
         if self.decay or self.algorithm == "adamw":
-            numbers["weight_decay"] = self.decay
-        if not isinstance(self.algorithm, str):
-            return optax.inject_hyperparams(lambda rate: self.algorithm(rate))(rate=1.0), numbers
-        return _with_numbers(self.algorithm, tuple(numbers)), numbers
+            coefficients["weight_decay"] = self.decay
+        if isinstance(self.algorithm, str):
+            return _injected(self.algorithm, tuple(coefficients)), coefficients
+        return optax.inject_hyperparams(lambda rate: self.algorithm(rate))(rate=1.0), coefficients
 
     def __str__(self) -> str:
         parts = [] if self.algorithm == "sgd" else [algorithm_name(self.algorithm)]
@@ -337,15 +331,15 @@ def _named(
         return optax.adamw(rate, weight_decay=weight_decay)
     if algorithm == "adam":
         return optax.adam(rate)
-    made = optax.sgd(rate, momentum, nesterov=algorithm == "nesterov")
+    descent = optax.sgd(rate, momentum, nesterov=algorithm == "nesterov")
     if weight_decay is None:
-        return made
-    return optax.chain(optax.add_decayed_weights(weight_decay), made)
+        return descent
+    return optax.chain(optax.add_decayed_weights(weight_decay), descent)
 
 
 @functools.lru_cache(maxsize=16)
-def _with_numbers(algorithm: str, names: tuple[str, ...]) -> optax.GradientTransformation:
-    """A transformation whose numbers stand in its state."""
+def _injected(algorithm: str, names: tuple[str, ...]) -> optax.GradientTransformation:
+    """A transformation whose rate and coefficients are in its state."""
     make = functools.partial(_named, algorithm)
     return optax.inject_hyperparams(make)(rate=1.0, **dict.fromkeys(names, 0.5))
 
@@ -370,18 +364,19 @@ def check_settings(settings: Any, loss: str | Loss | None = None) -> tuple[Hyper
     settings = check_several("settings", settings, "Hyperparameters (see grid)")
     if not settings:
         raise ValueError("settings must hold at least one Hyperparameters; got none.")
-    for one in settings:
-        if not isinstance(one, Hyperparameters):
-            raise TypeError(f"settings must hold Hyperparameters (see grid); got {one!r}.")
+    for setting in settings:
+        if not isinstance(setting, Hyperparameters):
+            raise TypeError(f"settings must hold Hyperparameters (see grid); got {setting!r}.")
     if loss is None:
         return settings
-    named = {get_loss(one.loss).name for one in settings} - {get_loss(loss).name, "cross_entropy"}
-    if named:
+    losses = {get_loss(setting.loss).name for setting in settings}
+    losses -= {get_loss(loss).name, "cross_entropy"}
+    if losses:
         raise ValueError(
-            f"loss={get_loss(loss).name!r}, but settings have loss={named.pop()!r}: name losses in "
-            "one place, loss= or grid(loss=)."
+            f"loss={get_loss(loss).name!r}, but settings have loss={losses.pop()!r}: name losses "
+            "in one place, loss= or grid(loss=)."
         )
-    return tuple(dataclasses.replace(one, loss=loss) for one in settings)
+    return tuple(dataclasses.replace(setting, loss=loss) for setting in settings)
 
 
 @functools.lru_cache(maxsize=64)
@@ -394,29 +389,28 @@ def _factors(schedule: Any, steps: int) -> np.ndarray:
     """The factor of every step, (steps,), float64 (optax computes schedules in float32)."""
     if isinstance(schedule, str):
         return _named_factors(schedule, steps)
-    name = schedule
-    with jax.numpy_dtype_promotion("standard"):  # optax asks for it
+    with jax.numpy_dtype_promotion("standard"):  # optax needs it
         factors = np.asarray(jax.vmap(schedule)(jnp.arange(steps)), np.float64)
     if factors.shape != (steps,) or not np.all(np.isfinite(factors)) or np.any(factors < 0):
         raise ValueError(
-            f"schedule={name!r} must give one finite factor >= 0 a step; got shape "
+            f"schedule={schedule!r} must give one finite factor >= 0 a step; got shape "
             f"{factors.shape[1:]}, values from {factors.min()} to {factors.max()}."
         )
     if not np.any(factors > 0):
         raise ValueError(
-            f"schedule={name!r} has no rate above 0 in {steps} step(s), by which nothing would "
+            f"schedule={schedule!r} has no rate above 0 in {steps} step(s), by which nothing would "
             "train; give more steps or another schedule."
         )
     return factors
 
 
 def check_descent(name: str, setting: Any, hint: str = "predict_training_time does.") -> None:
-    """Refuse what is no setting, or one that is not heavy-ball descent.
+    """Refuse anything but a setting of heavy-ball descent.
 
     Args:
         name: of the argument.
-        setting: which.
-        hint: what knows others.
+        setting: its value.
+        hint: which function takes other algorithms.
 
     Raises:
         TypeError: no `Hyperparameters`.
@@ -441,8 +435,8 @@ def algorithm_name(algorithm: Any) -> str:
     """How an algorithm prints."""
     if isinstance(algorithm, str):
         return algorithm
-    made = algorithm.func if isinstance(algorithm, functools.partial) else algorithm
-    name = getattr(made, "__name__", type(made).__name__)
+    function = algorithm.func if isinstance(algorithm, functools.partial) else algorithm
+    name = getattr(function, "__name__", type(function).__name__)
     if not isinstance(algorithm, functools.partial):
         return name
     parts = [*map(str, algorithm.args), *(f"{k}={v}" for k, v in algorithm.keywords.items())]
@@ -468,7 +462,7 @@ def grid(**choices: Any) -> tuple[Hyperparameters, ...]:
         ValueError: a field without a value, or with a bad one.
 
     Example:
-        >>> [str(one) for one in grid(learning_rate=(0.1, 0.2), momentum=(0.0, 0.9))][:2]
+        >>> [str(setting) for setting in grid(learning_rate=(0.1, 0.2), momentum=(0.0, 0.9))][:2]
         ['rate 0.1', 'rate 0.1, momentum 0.9']
     """
     fields = {field.name for field in dataclasses.fields(Hyperparameters)}

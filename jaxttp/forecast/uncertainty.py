@@ -1,15 +1,15 @@
-"""How sure a forecast is: the ± of losses and times, where most runs lie, and warnings.
+"""Uncertainty of a forecast: the ± of losses and times, bands that hold most runs, warnings.
 
-Three things tell how far a predicted curve may be off, and add up where there are several:
+Three sources of error add up:
 
-- *the integrator*: what the correction of rebuilt kernels changed is the error of its loss; a time
-  is off by as much as it moves with a curve that is moved by this error (`time_error`);
+- *the integrator*: the correction by rebuilt kernels is the error of the loss; the error of a time
+  is its shift when the curve is shifted by that error (`time_error`);
 - *draws* of mini-batches, whose quantiles are bands (`loss_band`);
 - *a sketch*: curves without one part of it at a time, by the jackknife (`with_error`).
 
-A forecast on one kernel has no estimate of its own. There the network is evaluated at predicted
-weights (`check_linearization`), and a warning says how far outputs and gradients are from the
-linearized ones. The numbers behind all of this are in `Calibration`.
+A forecast on one kernel has no error estimate. There the network is evaluated at predicted weights
+(`check_linearization`), and a warning compares outputs and gradients with the linearized ones. All
+constants are in `Calibration`.
 """
 
 import dataclasses
@@ -39,38 +39,34 @@ from jaxttp.ntk.kernels import Kernel
 
 @dataclasses.dataclass(frozen=True)
 class Calibration:
-    """The numbers behind bands, errors and warnings.
+    """Constants of bands, errors and warnings.
 
     Chosen on tuning tasks; on others `experiments.bench.trust` measures how often the warnings are
     right, and `experiments/training_time/calibration.py` the bands.
 
     Attributes:
-        level: the fraction of runs that bands hold, where none is named.
-        spread: how much wider real runs of mini-batches scatter than those of the linearized
+        level: default fraction of runs that bands hold.
+        spread: exponent by which real mini-batch runs scatter more than those of the linearized
             network.
-        center: the fraction of a relinearized loss's error that its band allows for; times need
-            all.
-        part: the fraction of the samples at which the network is evaluated,
-        least: and so many where there are.
-        points: on a straight line in weight space, of which one is looked for.
-        towards: this line leads to the weights where so much of the predicted decrease is left,
-        asked: the point is the first where so much is left: of points on this line and on the path
-            itself, one or two, it told right forecasts from wrong ones best, for one of two
-            backward passes.
-        nothing: a fraction of the first loss below which losses are alike.
-        of_loss: a loss that is r times as large counts as a speed that is r to the power of this.
-        off: factors by which the network's speed of learning is another one, and by how much of the
-            real times forecasts were off then. In 182 runs the largest error of three times was in
-            8 of 10 at most 0.10 of the real one where speed or loss are by less than 1.2 times
-            others, 0.18 up to 1.5, 0.32 up to 2, 0.43 up to 5 and 0.59 beyond. Below the least of
-            these there is no warning.
-        unsure: a relinearized time is, where its estimated error exceeds this fraction of it. The
-            estimate is on the safe side: this is the largest fraction at which four of five times
-            that are off by more than 13 % are warned of.
-        slack: errors of so many steps are of no account.
-        rise: a loss that comes to this multiple of its start is not believed.
-        rose: a loss that ends this many times above its least is said to have risen,
-        drop: if that is at least this fraction of its decrease.
+        center: fraction of a relinearized loss's error in its band; bands of times use all of it.
+        part: fraction of the samples at which the network is evaluated.
+        least: least number of these samples.
+        points: on a straight line in weight space, the candidates for the evaluation.
+        towards: fraction of the predicted decrease that is left at the end of this line.
+        asked: the evaluation is at the first point where this fraction is left. Of points on the
+            line and on the path it separated right forecasts from wrong ones best.
+        nothing: floor of losses in ratios, as a fraction of the first loss.
+        of_loss: exponent that makes a ratio of losses comparable with one of speeds.
+        off: ratios of speed or loss between network and linearization, and the relative error of
+            times above them. In 182 runs the largest error of three times was, in 8 of 10 cases, at
+            most 0.10 for ratios below 1.2, 0.18 up to 1.5, 0.32 up to 2, 0.43 up to 5 and 0.59
+            beyond. Below the least ratio there is no warning.
+        unsure: relative error of a relinearized time above which there is a warning: the largest
+            value at which four of five times with errors above 13 % have one.
+        slack: errors of at most this many steps have no warning.
+        rise: a loss above this multiple of its start has a warning.
+        rose: so has a loss that ends above this multiple of its least,
+        drop: if the difference is at least this fraction of its decrease.
     """
 
     level: float = 0.9
@@ -95,7 +91,7 @@ KNOWN = Calibration()
 
 
 class Times(NamedTuple):
-    """Training times, and how sure they are, by threshold or target.
+    """Training times, with bands and errors, by threshold or target.
 
     Attributes:
         steps: the median over draws where there are some; -1 for never.
@@ -117,7 +113,7 @@ def read_times(
     sketched: tuple[Array, Array] | None = None,
     doubted_from: int | None = None,
 ) -> Times:
-    """What a rule reads off a path, its draws and its rebuilt sketches.
+    """Training times of a path, with bands from its draws and its sketch.
 
     Args:
         path: of any dynamics.
@@ -154,14 +150,11 @@ def read_times(
             if min(low, high, *parts) >= 0:  # one that is not reached stays as it is
                 ends = with_error((low, high), steps[e], jackknife(parts), level)
                 bands[e] = max(0, int(np.floor(ends[0]))), min(horizon, int(np.ceil(ends[1])))
-    if doubted_from is None:
-        return Times(steps, bands, errors)
-    sure = [e for e, time in steps.items() if 0 <= time <= doubted_from]
-    return Times(
-        steps,
-        None if bands is None else {e: bands[e] for e in sure if e in bands},
-        None if errors is None else {e: errors[e] for e in sure if e in errors},
-    )
+    for e, time in steps.items():
+        if doubted_from is not None and not 0 <= time <= doubted_from:
+            (bands or {}).pop(e, None)
+            (errors or {}).pop(e, None)
+    return Times(steps, bands, errors)
 
 
 def read_targets(
@@ -183,29 +176,22 @@ def read_targets(
     for target in targets:
         curves, parts = path, sketched
         if target.on == "test":
-            curves, parts = _on_test_samples(path), None
-        own = read_times(curves, target.rule(smooth), sketched=parts, **options)
-        steps[target] = own.steps[target.value]
-        band = (own.bands or {}).get(target.value)
-        error = (own.errors or {}).get(target.value)
-        if band is not None:
-            bands[target] = band
-        if error is not None:
-            errors[target] = error
+            test = {"loss": path.test_loss, "error": path.test_error}
+            curves, parts = dataclasses.replace(path, uncertainty=None, draws=None, **test), None
+        times = read_times(curves, target.rule(smooth), sketched=parts, **options)
+        steps[target] = times.steps[target.value]
+        if times.bands:
+            bands[target] = times.bands[target.value]
+        if times.errors:
+            errors[target] = times.errors[target.value]
     return Times(steps, bands, errors)
-
-
-def _on_test_samples(path: Any) -> Any:
-    return dataclasses.replace(
-        path, loss=path.test_loss, error=path.test_error, uncertainty=None, draws=None
-    )
 
 
 def _quantiles(times: np.ndarray, level: float, horizon: int) -> list[int]:
     """The ends of a band of times and their median; paths that never arrive (-1) are the latest."""
     times = np.where(times < 0, horizon + 1, times)
-    found = np.quantile(times, ((1 - level) / 2, 0.5, (1 + level) / 2), method="nearest")
-    return [-1 if time > horizon else int(time) for time in found]
+    ends = np.quantile(times, ((1 - level) / 2, 0.5, (1 + level) / 2), method="nearest")
+    return [-1 if time > horizon else int(time) for time in ends]
 
 
 def time_error(loss: Any, error: Any, read: Callable[[Any], Any]) -> int:
@@ -226,14 +212,14 @@ def time_error(loss: Any, error: Any, read: Callable[[Any], Any]) -> int:
         1
     """
     loss, error = np.asarray(loss), np.asarray(error)
-    base, *others = (int(read(curve)) for curve in (loss, loss + error, loss - error))
-    if base < 0 or min(others) < 0:
+    time, *moved = (int(read(curve)) for curve in (loss, loss + error, loss - error))
+    if time < 0 or min(moved) < 0:
         return len(loss) - 1
-    return max(1, *(abs(other - base) for other in others))
+    return max(1, *(abs(end - time) for end in moved))
 
 
 def displaced(loss: Any, error: Any, time: int) -> int:
-    """How far the loss of a step moves in time; as far, for want of better, other curves do.
+    """How far the loss of a step moves in time, which estimates the same for other curves.
 
     Args:
         loss: the forecast on the training samples (T + 1,).
@@ -338,7 +324,7 @@ def with_error(band: Any, middle: Any, deviation: Any, level: float) -> np.ndarr
 
 
 def sampled(samples: int) -> int:
-    """At how many of so many samples the network is evaluated.
+    """The number of samples at which the network is evaluated.
 
     Example:
         >>> sampled(20), sampled(100), sampled(1000)
@@ -348,7 +334,7 @@ def sampled(samples: int) -> int:
 
 
 def passes_asked(samples: int) -> float:
-    """Passes back through the network with so many samples that `check_linearization` takes.
+    """Backward passes over all samples that `check_linearization` takes.
 
     Example:
         >>> passes_asked(20), passes_asked(1000)
@@ -376,14 +362,14 @@ class LinearizationCheck(NamedTuple):
 
     @property
     def passes(self) -> float:
-        """Passes back through the network with all samples: to the weights, and there."""
+        """Backward passes over all samples: for the weights, and at them."""
         return 2 * self.fraction if self.step >= 0 else 0.0
 
 
 NO_CHECK = LinearizationCheck()
 
 
-def check_linearization(lines: Linearizer, descent: Descent) -> LinearizationCheck:
+def check_linearization(linearizer: Linearizer, descent: Descent) -> LinearizationCheck:
     """How fast the network learns, and what its loss is, at weights that one kernel predicts.
 
     At outputs f with gradient g the loss falls by g^T Theta g, which is |J^T g|^2: with the J of
@@ -394,21 +380,21 @@ def check_linearization(lines: Linearizer, descent: Descent) -> LinearizationChe
     computed.
 
     Args:
-        lines: with its kernel before training.
+        linearizer: with its kernel before training.
         descent: the training, by a linear optimizer.
 
     Returns:
         Speed and loss 1 for a linear network; infinite where the network is not finite. `NO_CHECK`
         where the loss does not change, the forecast diverges or there is no gradient.
     """
-    whole = lines.problem.f0.shape[0]
-    size, part = sampled(whole), lines
+    whole = linearizer.problem.f0.shape[0]
+    size, part = sampled(whole), linearizer
     if size < whole:  # drawn at random, the same ones every time
-        part = lines.take(np.sort(np.random.default_rng(0).permutation(whole)[:size]))
+        part = linearizer.take(np.sort(np.random.default_rng(0).permutation(whole)[:size]))
     path = recur(part, descent.full)
-    if _diverges(path) and part is not lines:  # a part may be stiffer than the whole
-        part, path = lines, recur(lines, descent.full)
-    if _diverges(path):
+    if diverges(path) and part is not linearizer:  # a part may be stiffer than the whole
+        part, path = linearizer, recur(linearizer, descent.full)
+    if diverges(path):
         return NO_CHECK
     problem = part.problem
     loss, size = problem.loss, problem.f0.shape[0]
@@ -428,17 +414,17 @@ def check_linearization(lines: Linearizer, descent: Descent) -> LinearizationChe
     weights = _moved(problem.weights, see(problem.weights, problem.x, dual)[1], scale)
     outputs, pulled = see(weights, problem.x, gradient)
     real, square = map(float, _loss_and_square(outputs, pulled, problem.targets, loss))
-    nothing = KNOWN.nothing * float(curve[0])
+    floor, ratio = KNOWN.nothing * float(curve[0]), 1.0
     if not np.isfinite(real):
         ratio = np.inf
-    else:  # losses of one's own may be negative, where a ratio says nothing
-        is_known = min(real, predicted) >= 0 and nothing > 0
-        ratio = (real + nothing) / (predicted + nothing) if is_known else 1.0
+    elif min(real, predicted) >= 0 and floor > 0:  # no ratio of a user's negative loss
+        ratio = (real + floor) / (predicted + floor)
     speed = square / expected if np.isfinite(square) else np.inf
     return LinearizationCheck(step, speed, ratio, size, size / whole)
 
 
-def _diverges(path: Trajectory) -> bool:
+def diverges(path: Trajectory) -> bool:
+    """Whether a path by steps, which can diverge, does."""
     assert path.diverged_at is not None
     return int(path.diverged_at) >= 0
 
@@ -466,13 +452,13 @@ def _point(
         loss: of those outputs.
     """
     moved = train[step] - start
-    ways = jnp.arange(1, KNOWN.points + 1, dtype=moved.dtype) / KNOWN.points
-    losses = jax.vmap(lambda s: loss.value(start + s * moved, targets))(ways)
-    found = jnp.where(jnp.any(losses <= level), jnp.argmax(losses <= level), KNOWN.points - 1)
-    way = ways[found]
-    gradient = loss.gradient(start + way * moved, targets)
+    fractions = jnp.arange(1, KNOWN.points + 1, dtype=moved.dtype) / KNOWN.points
+    losses = jax.vmap(lambda s: loss.value(start + s * moved, targets))(fractions)
+    first = jnp.where(jnp.any(losses <= level), jnp.argmax(losses <= level), KNOWN.points - 1)
+    s = fractions[first]
+    gradient = loss.gradient(start + s * moved, targets)
     expected = jnp.sum(gradient * apply_kernel(kernel, gradient))
-    return way * dual[step], 1 + way * (scale[step] - 1), gradient, expected, losses[found]
+    return s * dual[step], 1 + s * (scale[step] - 1), gradient, expected, losses[first]
 
 
 @jit
@@ -486,12 +472,12 @@ def _loss_and_square(
     outputs: Array, pulled: Params, targets: Any, loss: Loss
 ) -> tuple[Array, Array]:
     """The loss of outputs, and the squared norm of all leaves of J^T g."""
-    found = sum((jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(pulled)), start=jnp.zeros(()))
-    return loss.value(outputs, targets), found
+    square = sum((jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(pulled)), start=jnp.zeros(()))
+    return loss.value(outputs, targets), square
 
 
 def speed_warning(check: LinearizationCheck, loss: Float[Array | np.ndarray, " t"]) -> str | None:
-    """What `check_linearization` and the predicted curve say of a forecast with one kernel.
+    """The warning of a forecast with one kernel, by `check_linearization` and its loss curve.
 
     Args:
         check: with 1 where the linearization holds.
@@ -504,7 +490,7 @@ def speed_warning(check: LinearizationCheck, loss: Float[Array | np.ndarray, " t
     if rising is not None or check.step < 0:
         return rising
     change, far = _times(check.speed), _times(check.loss) ** KNOWN.of_loss
-    off = [words for least, words in KNOWN.off if max(change, far) >= least]
+    off = [error for least, error in KNOWN.off if max(change, far) >= least]
     if not off:
         return None
     alone = f" of {check.samples} samples alone" if check.fraction < 1 else ""
@@ -534,7 +520,7 @@ def _times(ratio: float) -> float:
 
 
 def loss_warning(loss: Float[Array | np.ndarray, " t"], hint: str) -> str | None:
-    """What a predicted loss curve says of itself: that it rises.
+    """A warning where a predicted loss curve rises.
 
     Args:
         loss: L_0, ..., L_T.
@@ -558,7 +544,7 @@ def loss_warning(loss: Float[Array | np.ndarray, " t"], hint: str) -> str | None
 
 
 def path_warning(path: RelinearizedTrajectory, rule: Rule) -> str | None:
-    """What a relinearized path says of itself.
+    """The warning of a relinearized path.
 
     Args:
         path: of `relinearized_recursion`.
@@ -574,7 +560,7 @@ def path_warning(path: RelinearizedTrajectory, rule: Rule) -> str | None:
         )
     rising = loss_warning(
         path.loss,
-        "at the edge of stability re-linearised networks leave the range from which the real one "
+        "at the edge of stability relinearized networks leave the range from which the real one "
         "often recovers; see relinearize=0",
     )
     if rising is not None:
@@ -588,10 +574,10 @@ def path_warning(path: RelinearizedTrajectory, rule: Rule) -> str | None:
             unsure.append((relative, step, off, threshold))
     if not unsure:
         return None
-    _, step, off, threshold = max(unsure, key=lambda one: one[0])
+    _, step, off, threshold = max(unsure)
     never = off >= len(path.loss) - 1
-    known = "may as well never come" if never else f"is known to ± {off} only"
-    line = f"step {step} ({rule.words(threshold)}) {known}, by what the last kernels changed"
+    accuracy = "may as well never come" if never else f"is known to ± {off} only"
+    line = f"step {step} ({rule.words(threshold)}) {accuracy}, by what the last kernels changed"
     if path.edge_at >= 0:
         return (
             f"crosses the edge of stability by step {path.edge_at}: a real training oscillates "

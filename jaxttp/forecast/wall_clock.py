@@ -17,7 +17,7 @@ from jaxttp.training import compile_step, time_step
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """What an estimate needs to know of a device.
+    """The speed of a device, for estimates.
 
     Attributes:
         flops: peak operations a second of matrix products at JAX's default precision for float32
@@ -67,11 +67,11 @@ class WallClock:
 
     def __str__(self) -> str:
         lines = [f"{readable_time(self.step_seconds)} a step, {self.source}"]
-        for goal, seconds in self.seconds.items():
-            words = goal.words() if isinstance(goal, Target) else f"threshold {goal:g}"
-            lines.append(f"  to {words}: {readable_time(seconds)}")
-        money = "" if self.cost is None else f", costs {self.cost:.2f}"
-        lines.append(f"  whole horizon: {readable_time(self.total_seconds)}{money}")
+        for target, seconds in self.seconds.items():
+            label = target.words() if isinstance(target, Target) else f"threshold {target:g}"
+            lines.append(f"  to {label}: {readable_time(seconds)}")
+        cost = "" if self.cost is None else f", costs {self.cost:.2f}"
+        lines.append(f"  whole horizon: {readable_time(self.total_seconds)}{cost}")
         return "\n".join(lines)
 
     plot, _repr_html_, __repr__ = RESULT
@@ -140,23 +140,19 @@ def wall_clock(
         raise ValueError(f"efficiency must be at most 1; got {efficiency!r}.")
     if price_per_hour is not None:
         check_number("price_per_hour", price_per_hour, at_least=0.0)
+    training: Any = {"loss": loss, "optimizer": optimizer, "batch_size": batch_size}
     if device is None:
-        spent = time_step(
-            apply_fn, params, x, y, loss=loss, optimizer=optimizer, batch_size=batch_size,
-            repeats=repeats,
-        )  # fmt: skip
-        seconds, compiling = spent.seconds, spent.compile_seconds
+        measured = time_step(apply_fn, params, x, y, repeats=repeats, **training)
+        seconds, compiling = measured.seconds, measured.compile_seconds
         source = f"measured on {jax.devices()[0].device_kind}"
     else:
         name = device if isinstance(device, str) else "the given device"
         if isinstance(device, str):
             device = DEVICES[check_choice("device", device, DEVICES)]
-        step, _, compiling = compile_step(
-            apply_fn, params, x, y, loss=loss, optimizer=optimizer, batch_size=batch_size
-        )
-        counted = step.compiled.cost_analysis() or {}
-        operations = float(counted.get("flops", 0.0))
-        moved = float(counted.get("bytes accessed", 0.0))
+        step, _, compiling = compile_step(apply_fn, params, x, y, **training)
+        counts = step.compiled.cost_analysis() or {}
+        operations = float(counts.get("flops", 0.0))
+        moved = float(counts.get("bytes accessed", 0.0))
         if not operations > 0:
             raise ValueError(
                 f"device={name!r} needs XLA's count of operations, which the backend "

@@ -1,6 +1,6 @@
-"""What a RevMLP is made of: half-layers, activations, a readout, and the checks of their shapes.
+"""The parts of a RevMLP: half-layers, activations, a readout, and the checks of their shapes.
 
-A half-layer adds ``W σ(V z)`` to one half of the state, z being the other half. Everything here is
+A half-layer adds ``W σ(V z)`` to one half of the state, z being the other half. All functions are
 row-wise: a state is (N, h), a sample a row. A W with one column more than V has rows carries a bias
 in that last column: it multiplies the constant feature 1. The readout f = P x_L is fixed: a
 selection of coordinates, orthonormal rows, or any P of full row rank.
@@ -36,7 +36,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": lambda z: jax.nn.gelu(z, approximate=False),
     "identity": lambda z: z,
 }
-"""The activations that a RevMLP knows by name; any elementwise function will do beside them."""
+"""The named activations of a RevMLP; any other elementwise function works as well."""
 
 
 class Couplings(NamedTuple):
@@ -62,12 +62,12 @@ class Couplings(NamedTuple):
 
     @property
     def width(self) -> int:
-        """How many features a half-layer has, the constant of the bias included."""
+        """The number of features of a half-layer, the constant of the bias included."""
         return self.weights.shape[3]
 
 
 def check_network(weights: ArrayLike, bottlenecks: ArrayLike | None) -> Couplings:
-    """The network's arrays, or a `ValueError` that says which shape does not fit."""
+    """The network's arrays, or a `ValueError` that names the shape that does not fit."""
     for name, value in (("weights", weights), ("bottlenecks", bottlenecks)):
         check_finite(name, value)
     weights = check_array("weights", weights)
@@ -84,10 +84,10 @@ def check_network(weights: ArrayLike, bottlenecks: ArrayLike | None) -> Coupling
     rows = half if bottlenecks is None else bottlenecks.shape[-2] if bottlenecks.ndim > 1 else -1
     fits = bottlenecks is None or bottlenecks.shape == (blocks, 2, rows, half)
     if not fits or width not in (rows, rows + 1):
-        given = "None (the identity)" if bottlenecks is None else str(bottlenecks.shape)
+        shape = "None (the identity)" if bottlenecks is None else str(bottlenecks.shape)
         raise ValueError(
             "bottlenecks must be (L, 2, m, d/2) for weights (L, 2, d/2, m), or (L, 2, d/2, m + 1) "
-            f"with a bias column, or None where m = d/2; got bottlenecks {given} for weights "
+            f"with a bias column, or None where m = d/2; got bottlenecks {shape} for weights "
             f"{weights.shape}."
         )
     return Couplings(weights, bottlenecks)
@@ -99,16 +99,27 @@ def check_states(name: str, x: ArrayLike, network: Couplings) -> Array:
     x = check_array(name, x)
     d = 2 * network.half
     if x.ndim != 2 or x.shape[0] == 0 or x.shape[1] != d:
-        hint = (
-            f"; pad odd inputs with one zero column: jnp.pad(x, ((0, 0), (0, {d - x.shape[1]})))"
-            if x.ndim == 2 and x.shape[1] == d - 1
-            else ""
-        )
+        hint = ""
+        if x.ndim == 2 and x.shape[1] == d - 1:
+            hint = "; pad odd inputs with one zero column: jnp.pad(x, ((0, 0), (0, 1)))"
         raise ValueError(
             f"{name} must be (N, d) with N >= 1 and d = {d}, twice the rows of a weight; got "
             f"{x.shape}{hint}."
         )
     return x.astype(network.weights.dtype)
+
+
+def check_inputs(
+    weights: ArrayLike,
+    bottlenecks: ArrayLike | None,
+    x: ArrayLike,
+    activation: Activation | Sequence[Activation],
+    name: str = "x",
+) -> tuple[Couplings, Array, tuple[Activation, ...]]:
+    """The network, its states `x` (N, d) and its activations, checked together."""
+    network = check_network(weights, bottlenecks)
+    x = check_states(name, x, network)
+    return network, x, check_activation(activation, network.blocks)
 
 
 def check_activation(
@@ -131,9 +142,9 @@ def check_activation(
     for name in names:
         if not callable(name):
             check_choice("activation", name, ACTIVATIONS)
-    # What a function of the user's reads is read now (see `jaxttp._core.traced`).
-    one = jax.ShapeDtypeStruct((2,), jnp.float32)
-    return tuple(Keyed(name, one) if callable(name) else name for name in names)
+    # A function of the user's is traced now (see `jaxttp._core.traced`).
+    like = jax.ShapeDtypeStruct((2,), jnp.float32)
+    return tuple(Keyed(name, like) if callable(name) else name for name in names)
 
 
 def scan_activations(activations: tuple[Activation, ...]) -> tuple[Array | None, Callable]:
@@ -240,7 +251,7 @@ def check_readout(readout: ArrayLike | None, width: int, dtype: jnp.dtype) -> Ar
     if readout is None:
         return None
     check_finite("readout", readout)
-    p = check_array("readout", readout)
+    p = check_array("readout", readout).astype(dtype)
     if p.ndim != 2 or p.shape[1] != width or not 1 <= p.shape[0] <= width:
         raise ValueError(
             f"readout must be (C, d) with d = {width} and 1 <= C <= d; got {p.shape}. Give None "
@@ -257,8 +268,7 @@ def check_readout(readout: ArrayLike | None, width: int, dtype: jnp.dtype) -> Ar
         values = np.linalg.svd(np.asarray(readout, np.float64), compute_uv=False)
         if not values[-1] > tolerance * values[0]:
             raise ValueError(message)
-        return p.astype(dtype)
-    p = p.astype(dtype)
+        return p
     values = decompose(jnp.linalg.svd, p, compute_uv=False)
     return eqx.error_if(p, ~(values[-1] > tolerance * values[0]), message)
 

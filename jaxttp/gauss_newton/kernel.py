@@ -1,7 +1,7 @@
 """The tangent kernel of a RevMLP in closed form: no Jacobian is formed.
 
 A half-layer writes W s, so the gradient of output a of sample i in W is an outer product,
-∂f_ia/∂W = g_i^a s_iᵀ, with g the cotangent of what the half-layer writes. Hence
+∂f_ia/∂W = g_i^a s_iᵀ, with g the cotangent of the half-layer's output. Hence
 
     Θ[(i,a),(j,b)] = Σ_half-layers ⟨s_i, s_j⟩ ⟨g_i^a, g_j^b⟩
 """
@@ -19,8 +19,7 @@ from jaxttp._core.compile import full_precision
 from jaxttp.gauss_newton._network import (
     Activation,
     Couplings,
-    check_activation,
-    check_network,
+    check_inputs,
     check_readout,
     check_states,
     features,
@@ -71,15 +70,13 @@ def revmlp_kernel(
     Source:
         Derived; XGN measures it by an explicit Jacobian.
     """
-    network = check_network(weights, bottlenecks)
-    first = check_states("x1", x1, network)
+    network, x, names = check_inputs(weights, bottlenecks, x1, activation, "x1")
+    rows = None
     check_choice("output", output, ("full", "trace", "diagonal"))
     readout = check_readout(readout, 2 * network.half, network.weights.dtype)
-    names = check_activation(activation, network.blocks)
-    x, rows = first, None
     if x2 is not None:
-        rows = first.shape[0]
-        x = jnp.concatenate([first, check_states("x2", x2, network)])
+        rows = len(x)
+        x = jnp.concatenate([x, check_states("x2", x2, network)])
     return _kernel(network, x, readout, names, rows, output)
 
 
@@ -97,16 +94,15 @@ def _kernel(
     indices, function = scan_activations(activations)
     final, states = forward_states(*network, x, activations)
     after = jnp.concatenate([states[1:], final[None]])
-    left = slice(None) if rows is None else slice(None, rows)
-    right = slice(None) if rows is None else slice(rows, None)
+    left, right = slice(rows), slice(rows, None)
 
     def contribution(s: Array, g: Array) -> Array:
         inner = s[left] @ s[right].T  # (N, M)
         if output == "full":
             pairs = jnp.einsum("aih,bjh->iajb", g[:, left], g[:, right])
             return inner[:, None, :, None] * pairs
-        each = inner[:, :, None] * jnp.einsum("aih,ajh->ija", g[:, left], g[:, right])
-        return each if output == "diagonal" else jnp.mean(each, axis=2)
+        diagonal = inner[:, :, None] * jnp.einsum("aih,ajh->ija", g[:, left], g[:, right])
+        return diagonal if output == "diagonal" else jnp.mean(diagonal, axis=2)
 
     def block(carry: tuple, parts: tuple) -> tuple[tuple, None]:
         total, g1, g2 = carry  # g: (C, N, h)

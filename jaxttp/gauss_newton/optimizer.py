@@ -12,10 +12,10 @@ from jaxtyping import Array
 
 from jaxttp._core.checks import check_choice, check_number
 from jaxttp._core.compile import full_precision
-from jaxttp.gauss_newton._network import Activation, check_readout
+from jaxttp.gauss_newton._network import Activation, check_inputs, check_readout
 from jaxttp.gauss_newton.output_space import CURVATURES, change_of
 from jaxttp.gauss_newton.pseudoinverse import FINEST_RTOL, as_pseudoinverse
-from jaxttp.gauss_newton.update import check_problem, direction_of
+from jaxttp.gauss_newton.update import direction_of
 from jaxttp.losses import Loss, encode_targets, get_loss
 
 INSTEAD = (
@@ -24,24 +24,24 @@ INSTEAD = (
     "by jaxttp.gauss_newton.forecast_steps(outputs, y, ...). jaxttp.pipeline.gauss_newton_task "
     "does both. What passes gradients alone (jaxttp.predict_training_time) cannot take its steps."
 )
-"""What to call in place of a function that knows gradients only."""
+"""Functions to call in place of one that passes gradients only."""
 
 PARTS = (
     "give gauss_newton the bottlenecks, readout, activation and embed of the network that is "
     "trained; those of a RevMLP are gauss_newton(learning_rate, **model.parts)."
 )
-"""What makes the network of the steps the one that is trained."""
+"""How to pass the trained network to `gauss_newton`."""
 
 
 class GaussNewtonState(NamedTuple):
-    """What the last step reports.
+    """The report of the last step.
 
     Attributes:
         steps: steps taken.
         ranks: directions kept in the last step (L, 2), N of them in an exact one; zeros before
             the first.
-        residual: ‖J·Δ − P⁺ε‖/‖P⁺ε‖, the fraction of the wanted step that was missed: rounding for
-            an exact one, 1 before the first. None with `measure=False`.
+        residual: ‖J·Δ − P⁺ε‖/‖P⁺ε‖, the relative error of the step: rounding for an exact one, 1
+            before the first. None with `measure=False`.
     """
 
     steps: Array
@@ -69,37 +69,36 @@ def gauss_newton(
 
     A step is exact where every half-layer keeps all N directions: a bottleneck m >= 2 N (more where
     d/2 is 2 or 3: ReLU features of so few inputs are dependent), no repeated samples, and the
-    default `pseudoinverse` and `rtol` (or "exact", which refuses what it cannot do).
-    `state[0].residual` says how much of the last step was missed (below 1e-3 in float32, 1e-9 in
-    float64, is rounding), `state[0].ranks` how many directions it kept.
+    default `pseudoinverse` and `rtol` (or "exact", which raises an error otherwise).
+    `state[0].residual` is the relative error of the last step (below 1e-3 in float32, 1e-9 in
+    float64, it is rounding), `state[0].ranks` the number of directions it kept.
 
     The parameters are the weights (L, 2, d/2, m), alone or as the only leaf of a pytree (such as
     the `nnx.Param` state of a `RevMLP`). The direction needs the batch,
     `update(gradients, state, weights, x=, y=, bottlenecks=)`, which `jaxttp.train` passes: `x`
-    (N, d) and `y`, the targets, `bottlenecks` in place of those given here, and `loss` and
-    `outputs`, the loss that is trained and what the trained network gives, which are held against
-    what is known here. The gradients are not used (pass the weights or zeros) unless they are
-    wanted by what precedes it in a chain. Another rate or tolerance compiles nothing through
+    (N, d) and `y`, the targets, `bottlenecks` in place of those passed here, and `loss` and
+    `outputs`, the trained loss and the trained network's outputs, which are checked against this
+    optimizer's own. The gradients are not used (pass the weights or zeros), except by
+    transformations before it in a chain. Another rate or tolerance compiles nothing through
     `optax.inject_hyperparams(gauss_newton, static_args=("readout", "bottlenecks"))`.
 
     Args:
         learning_rate: α, or an optax schedule. 1 takes the whole step, which converges
-            quadratically where the network is close to linear along it (standardised inputs, small
+            quadratically where the network is close to linear along it (standardized inputs, small
             weights) and can diverge elsewhere: then lower it.
         loss: "squared_error", "cross_entropy", "binary_cross_entropy" or a `Loss`; None for the
-            one that `update` is given, or else the squared error.
+            one passed to `update`, or else the squared error.
         activation: as in `gauss_newton_direction`.
         readout: as there.
-        bottlenecks: V (L, 2, m, d/2), or None for those that `update` is given, or else the
-            identity.
+        bottlenecks: V (L, 2, m, d/2), or None for those passed to `update`, or else the identity.
         embed: makes x_0 (N, d) of the `x` of `update`, such as `RevMLP.embed`; None for `x` itself.
             A `RevMLP` gives these four: `gauss_newton(0.5, **model.parts)`.
-        curvature: "identity" (GN) or "hessian" (generalised GN), see `output_change`.
+        curvature: "identity" (GN) or "hessian" (generalized GN), see `output_change`.
         damping: of the Hessian, see `output_change`.
         pseudoinverse: as in `gauss_newton_direction`. The literature truncates at rtol = 0.01,
             which keeps a part of the directions only.
         rtol: as there, but 1e-6 by default, which keeps all that float32 resolves; damping and
-            Tikhonov want one like 0.01.
+            Tikhonov need one like 0.01.
         atol: as there.
         key: of "noise", from which every step derives its own.
         measure: whether the state reports the residual at x_L (one more forward tangent pass); it
@@ -113,7 +112,7 @@ def gauss_newton(
         ValueError: options that are not known or out of range; in `update`, missing data,
             parameters that are not the weights of one RevMLP, or another loss than the trained one.
         equinox.EquinoxRuntimeError: in `update`, `outputs` that are not those of this network;
-            what `gauss_newton_direction` finds at run time.
+            run-time errors of `gauss_newton_direction`.
 
     Example:
         >>> import jax, jax.numpy as jnp, optax
@@ -142,8 +141,8 @@ def gauss_newton(
     def init(params: Any) -> GaussNewtonState:
         weights = _single_leaf(params)[0]
         ranks = jnp.zeros(weights.shape[:2], jnp.int32)
-        missed = jnp.ones((), weights.dtype) if measure else None
-        return GaussNewtonState(jnp.zeros((), jnp.int32), ranks, missed)
+        residual = jnp.ones((), weights.dtype) if measure else None
+        return GaussNewtonState(jnp.zeros((), jnp.int32), ranks, residual)
 
     @full_precision
     def update(
@@ -164,22 +163,25 @@ def gauss_newton(
         trained = _agreed(own_loss, loss)
         leaf, structure = _single_leaf(params)
         now = inverse.at_step(state.steps)
-        start = x if embed is None else embed(x)
-        network, states, names = check_problem(leaf, bottlenecks, start, activation, now)
+        x = x if embed is None else embed(x)
+        network, states, names = check_inputs(leaf, bottlenecks, x, activation)
+        now.check(len(states), network.width)
         p = check_readout(readout, 2 * network.half, network.weights.dtype)
         classes = states.shape[1] if p is None else p.shape[0]
-        shape = jax.ShapeDtypeStruct((states.shape[0], classes), network.weights.dtype)
+        shape = jax.ShapeDtypeStruct((len(states), classes), network.weights.dtype)
         if outputs is not None and outputs.shape != shape.shape:
             raise ValueError(
-                f"the outputs that are trained have shape {outputs.shape}, those of the network "
-                f"that gauss_newton knows {shape.shape}; {PARTS}"
+                f"the trained outputs have shape {outputs.shape}, those of gauss_newton's network "
+                f"{shape.shape}; {PARTS}"
             )
         targets, trained = encode_targets(trained, y, shape)
 
-        def wanted(outputs: Array) -> Array:
+        def epsilon(outputs: Array) -> Array:
             return change_of(trained, outputs, targets.astype(outputs.dtype), curvature, damping)
 
-        direction, info, own = direction_of(network, states, wanted, names, p, now, measure=measure)
+        direction, info, own = direction_of(
+            network, states, epsilon, names, p, now, measure=measure
+        )
         direction = _check_outputs(direction, own, outputs, states)
         steps = jnp.asarray(optax.safe_increment(state.steps))
         direction = jax.tree.unflatten(structure, [direction.astype(leaf.dtype)])
@@ -190,7 +192,7 @@ def gauss_newton(
 
 
 def _agreed(own: Loss | None, trained: Loss | None) -> Loss:
-    """The loss of the steps: the one that is trained, which the optimiser's own has to be."""
+    """The loss of the steps: the trained one, which the optimizer's own must equal."""
     if trained is None:
         return get_loss("squared_error") if own is None else own
     if own is not None and own.name != trained.name:
@@ -202,15 +204,15 @@ def _agreed(own: Loss | None, trained: Loss | None) -> Loss:
 
 
 def _check_outputs(direction: Array, own: Array, trained: Array | None, x: Array) -> Array:
-    """`direction`; it is an error if the network known here is not the one that is trained."""
+    """`direction`; it is an error if the optimizer's network is not the trained one."""
     if trained is None:
         return direction
-    off = jnp.max(jnp.abs(own - trained.astype(own.dtype)))
-    # Both are the same sums: what differs in more than half the digits is another network.
+    error = jnp.max(jnp.abs(own - trained.astype(own.dtype)))
+    # Both are the same sums: outputs that differ in more than half the digits are of two networks.
     size = jnp.maximum(jnp.max(jnp.abs(own)), jnp.max(jnp.abs(x)))
-    allowed = float(jnp.finfo(trained.dtype).eps) ** 0.5 * size
-    message = f"the outputs that are trained are not those of gauss_newton's network; {PARTS}"
-    return eqx.error_if(direction, off > allowed, message)
+    tolerance = float(jnp.finfo(trained.dtype).eps) ** 0.5 * size
+    message = f"the trained outputs are not those of gauss_newton's network; {PARTS}"
+    return eqx.error_if(direction, error > tolerance, message)
 
 
 def _single_leaf(params: Any) -> tuple[Array, Any]:

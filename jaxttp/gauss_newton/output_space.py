@@ -1,8 +1,8 @@
-"""What a Gauss-Newton step wants of the outputs: the loss's gradient, or H⁺ times it.
+"""The change of the outputs by a Gauss-Newton step: the loss's gradient, or H⁺ times it.
 
-A Gauss-Newton step with H = 1 moves the outputs against ε = ∂ℓ/∂f; a generalised one against H⁺ε,
-H being the loss's Hessian in the outputs. Both act on each sample by itself, so what such steps do
-to the outputs can be forecast without the network.
+A Gauss-Newton step with H = 1 moves the outputs against ε = ∂ℓ/∂f; a generalized one against H⁺ε,
+H being the loss's Hessian in the outputs. Both act on each sample by itself, so the outputs under
+such steps can be forecast without the network.
 """
 
 import functools
@@ -31,7 +31,7 @@ def output_change(
     curvature: str = "identity",
     damping: ArrayLike = 1e-3,
 ) -> Float[Array, "n c"]:
-    """The ε that `gauss_newton_direction` takes: ∂ℓ/∂f, or (H + λ)⁺ ∂ℓ/∂f for the generalised step.
+    """The ε that `gauss_newton_direction` takes: ∂ℓ/∂f, or (H + λ)⁺ ∂ℓ/∂f for the generalized step.
 
         softmax: H⁺ε = mean_c(y/p) − y/p;  with λ: ε/(p+λ) minus the multiple of p/(p+λ) that
         leaves no change along the all-ones direction, in which H is singular
@@ -40,7 +40,7 @@ def output_change(
         outputs: f (N, C).
         y: integer labels (N,) or targets (N, C).
         loss: "cross_entropy", "squared_error", "binary_cross_entropy" or a `Loss`.
-        curvature: "identity" (Gauss-Newton, H = 1) or "hessian" (generalised Gauss-Newton).
+        curvature: "identity" (Gauss-Newton, H = 1) or "hessian" (generalized Gauss-Newton).
         damping: λ, added to H. H⁺ε grows like 1/p as the probability of the right class goes to
             zero; λ bounds it by about 1/λ. The squared error has H = 1 and ignores it.
 
@@ -61,12 +61,18 @@ def output_change(
     Source:
         XGN section 3, GGN; the closed form of the softmax is derived.
     """
+    f, targets, loss = _check_problem(outputs, y, loss, curvature, damping)
+    return change_of(loss, f, targets, curvature, damping)
+
+
+def _check_problem(
+    outputs: ArrayLike, y: Any, loss: str | Loss, curvature: str, damping: ArrayLike
+) -> tuple[Array, Array, Loss]:
     check_finite("outputs", outputs)
     check_choice("curvature", curvature, CURVATURES)
     check_number("damping", damping, at_least=0)
     f = check_array("outputs", outputs, ndim=2, floating=True)
-    targets, loss = encode_targets(loss, y, f)
-    return change_of(loss, f, targets, curvature, damping)
+    return f, *encode_targets(loss, y, f)
 
 
 def change_of(
@@ -77,25 +83,25 @@ def change_of(
     if curvature == "identity" or loss.sample_loss is squared_error.sample_loss:
         return gradient
     lam = jnp.asarray(damping, f.dtype)
-    tiny = jnp.finfo(f.dtype).tiny  # where a probability is 0 nothing is left to move: 0, not 0/0
+    tiny = jnp.finfo(f.dtype).tiny  # where a probability is 0 the change is 0, not 0/0
     if loss.sample_loss is cross_entropy.sample_loss:
         p = jax.nn.softmax(f, axis=1)
         spread = p / jnp.maximum(p + lam, tiny)
-        moved = gradient / jnp.maximum(p + lam, tiny)
-        shift = jnp.sum(moved, axis=1) / jnp.sum(spread, axis=1)
-        return moved - shift[:, None] * spread
+        change = gradient / jnp.maximum(p + lam, tiny)
+        shift = jnp.sum(change, axis=1) / jnp.sum(spread, axis=1)
+        return change - shift[:, None] * spread
     if loss.sample_loss is binary_cross_entropy.sample_loss:
         p = jax.nn.sigmoid(f)
         return gradient / jnp.maximum(p * jax.nn.sigmoid(-f) + lam, tiny)
     values, vectors = decompose(jnp.linalg.eigh, loss.hessian(f, targets))  # (N, C), (N, C, C)
-    # Curvature below the rounding of the largest is taken to be zero, and negative one too.
+    # Curvature below the rounding of the largest counts as zero, negative curvature as well.
     floor = 10 * float(jnp.finfo(f.dtype).eps) * jnp.max(jnp.abs(values), axis=1, keepdims=True)
     inverse = jnp.where(values > floor, 1 / jnp.where(values > floor, values + lam, 1), 0)
     return jnp.einsum("nab,nb,ncb,nc->na", vectors, inverse, vectors, gradient)
 
 
 class StepForecast(NamedTuple):
-    """What exact steps do to the outputs.
+    """The outputs under exact steps.
 
     Attributes:
         ts: steps 0..T.
@@ -127,8 +133,8 @@ def forecast_steps(
 
         f_{k+1} = f_k − α ε(f_k),  or f_k − α (H + λ)⁺ ε(f_k)
 
-    A network whose J J^⊣ is the identity follows this up to O(α) in the curvature of f. No kernel
-    and no network enters: the forecast of gradient descent needs Θ, this one does not.
+    A network whose J J^⊣ is the identity follows this up to O(α) in the curvature of f. Neither
+    kernel nor network is needed, unlike for gradient descent, whose forecast needs Θ.
 
     Args:
         outputs: f_0 (N, C).
@@ -155,13 +161,9 @@ def forecast_steps(
     Source:
         XGN eq (8), in discrete time.
     """
-    check_finite("outputs", outputs)
     check_integer("steps", steps, at_least=1)
     check_number("learning_rate", learning_rate, above=0)
-    check_number("damping", damping, at_least=0)
-    check_choice("curvature", curvature, CURVATURES)
-    f0 = check_array("outputs", outputs, ndim=2, floating=True)
-    targets, loss = encode_targets(loss, y, f0)
+    f0, targets, loss = _check_problem(outputs, y, loss, curvature, damping)
     rates = jnp.asarray(learning_rate, f0.dtype), jnp.asarray(damping, f0.dtype)
     return _follow(loss, curvature, steps, f0, targets, *rates)
 

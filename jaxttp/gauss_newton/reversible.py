@@ -20,10 +20,7 @@ from jaxtyping import Array, Float
 from jaxttp._core.compile import full_precision
 from jaxttp.gauss_newton._network import (
     Activation,
-    Couplings,
-    check_activation,
-    check_network,
-    check_states,
+    check_inputs,
     half_layer,
     join,
     pick,
@@ -70,7 +67,7 @@ def revmlp_forward(
     Source:
         XGN eq (14).
     """
-    network, x, names = _check(weights, bottlenecks, x, "x", activation)
+    network, x, names = check_inputs(weights, bottlenecks, x, activation)
     forward = _reversible if reversible else _forward
     return forward(network.weights, network.bottlenecks, x, names)
 
@@ -83,7 +80,7 @@ def revmlp_inverse(
     *,
     activation: Activation | Sequence[Activation] = "relu",
 ) -> Float[Array, "n d"]:
-    """The inputs (N, d) that give these outputs: the couplings undone in the other order.
+    """The inputs (N, d) of these outputs: the couplings inverted in reverse order.
 
     Args:
         weights: as in `revmlp_forward`.
@@ -108,27 +105,8 @@ def revmlp_inverse(
     Source:
         XGN eq (15).
     """
-    network, outputs, names = _check(weights, bottlenecks, outputs, "outputs", activation)
+    network, outputs, names = check_inputs(weights, bottlenecks, outputs, activation, "outputs")
     return _inverse(network.weights, network.bottlenecks, outputs, names)
-
-
-def _check(
-    weights: ArrayLike,
-    bottlenecks: ArrayLike | None,
-    x: ArrayLike,
-    name: str,
-    activation: Activation | Sequence[Activation],
-) -> tuple[Couplings, Array, tuple[Activation, ...]]:
-    network = check_network(weights, bottlenecks)
-    states = check_states(name, x, network)
-    return network, states, check_activation(activation, network.blocks)
-
-
-def _invert_block(w: Array, v: Array | None, function, halves: tuple) -> tuple[Array, Array]:
-    x1, x2 = halves
-    x2 = x2 - half_layer(w[1], pick(v, 1), x1, function)
-    x1 = x1 - half_layer(w[0], pick(v, 0), x2, function)
-    return x1, x2
 
 
 def forward_states(
@@ -163,7 +141,10 @@ def _inverse(
 
     def block(halves: tuple, parts: tuple) -> tuple[tuple, None]:
         w, v, index = parts
-        return _invert_block(w, v, lambda z: function(index, z), halves), None
+        x1, x2 = halves
+        x2 = x2 - half_layer(w[1], pick(v, 1), x1, lambda z: function(index, z))
+        x1 = x1 - half_layer(w[0], pick(v, 0), x2, lambda z: function(index, z))
+        return (x1, x2), None
 
     xs = (weights, bottlenecks, indices)
     return join(jax.lax.scan(block, split(outputs), xs, reverse=True)[0])
@@ -189,14 +170,14 @@ def _reversible_jvp(activations: tuple[Activation, ...], primals: tuple, tangent
     if not moving:
         return outputs, jnp.zeros_like(outputs)
 
-    def push(given: list[Array]) -> Array:
+    def push(directions: list[Array]) -> Array:
         def outputs_of(*args: Array) -> Array:
             full = list(primals)
             for i, value in zip(moving, args, strict=True):
                 full[i] = value
             return _forward(*full, activations)
 
-        return jax.jvp(outputs_of, tuple(primals[i] for i in moving), tuple(given))[1]
+        return jax.jvp(outputs_of, tuple(primals[i] for i in moving), tuple(directions))[1]
 
     def matvec(u: tuple) -> tuple:
         return u[0], u[1] - push(u[0])
@@ -208,18 +189,17 @@ def _reversible_jvp(activations: tuple[Activation, ...], primals: tuple, tangent
         pulled = _pull_back(primals[0], primals[1], outputs, b[1], activations)
         return [g + pulled[i] for i, g in zip(moving, b[0], strict=True)], b[1]
 
-    def nothing(parts: list[Array]) -> Array:
+    def zero_of(arrays: list[Array]) -> Array:
         """A zero that depends linearly on all of them."""
-        return jnp.sum(
-            jnp.stack([jnp.sum(jax.lax.slice_in_dim(jnp.ravel(part), 0, 0)) for part in parts])
-        )
+        empty = [jax.lax.slice_in_dim(jnp.ravel(array), 0, 0) for array in arrays]
+        return jnp.sum(jnp.stack([jnp.sum(part) for part in empty]))
 
-    # The transpose of a solve wants all of its right-hand side to depend on what it is linear in:
-    # (dp, 0) on dp, and (0, ȳ) on ȳ where the transpose is transposed again, as Jv is had from Jᵀu.
-    given = [tangents[i] for i in moving]
-    right = (given, jnp.zeros_like(outputs) + nothing(given))
+    # The transpose of a solve requires that all of its right-hand side depends on its linear
+    # inputs: (dp, 0) on dp, and (0, ȳ) on ȳ where the transpose is transposed again (Jv by Jᵀu).
+    directions = [tangents[i] for i in moving]
+    right = (directions, jnp.zeros_like(outputs) + zero_of(directions))
     same, moved = jax.lax.custom_linear_solve(matvec, right, solve, transpose_solve)
-    return outputs, moved + nothing(same)
+    return outputs, moved + zero_of(same)
 
 
 _reversible.defjvp(_reversible_jvp, symbolic_zeros=True)

@@ -1,12 +1,12 @@
-"""The Gauss-Newton direction of a RevMLP: one backward sweep of its inverse, block by block.
+"""The Gauss-Newton direction of a RevMLP: one backward pass of its inverse, block by block.
 
     δ_l = ∂x_l/∂x_L · P⁺ε                                       one jvp of the inverse network
     Δ_{l,0} = δ1_l · s_{l,0}⁺                                   s_{l,0} = σ(V_{l,0} X2_{l-1})
     Δ_{l,1} = (δ2_l − ∂x2_l/∂w_{l,0}[Δ_{l,0}]) · s_{l,1}⁺       s_{l,1} = σ(V_{l,1} X1_l)
     W ← W − (α/L) Δ
 
-The correction in Δ_{l,1} is what the change Δ_{l,0} s_{l,0}, as it is really made, does to the
-second half. With exact pseudo-inverses it equals what the inverse's tangent holds already.
+The correction in Δ_{l,1} is the effect of the achieved change Δ_{l,0} s_{l,0} on the second half.
+With exact pseudo-inverses it equals that of the inverse's tangent.
 """
 
 import contextlib
@@ -28,10 +28,8 @@ from jaxttp._core.xla_cpu.threads import after
 from jaxttp.gauss_newton._network import (
     Activation,
     Couplings,
-    check_activation,
-    check_network,
+    check_inputs,
     check_readout,
-    check_states,
     features,
     pick,
     read,
@@ -50,16 +48,16 @@ from jaxttp.gauss_newton.reversible import forward_states
 
 
 class StepInfo(eqx.Module):
-    """How much of the wanted step was made.
+    """The accuracy of a step.
 
     Attributes:
         ranks: directions kept (L, 2), of N; see `Solve.rank`.
         half_residuals: ‖Δ s − δ‖/‖δ‖ of every half-layer (L, 2).
         largest: largest singular value of the features (L, 2), see `Solve.largest`.
-        residual: ‖J·Δ − P⁺ε‖/‖P⁺ε‖ at x_L, rounding for an exact step; None where it was not asked
-            for.
-        method: the route taken: "cholesky", "eigh" or "svd".
-        dtype: the precision of the network's passes: float64 where it had to be promoted.
+        residual: ‖J·Δ − P⁺ε‖/‖P⁺ε‖ at x_L, rounding for an exact step; None where it was not
+            computed.
+        method: of the pseudo-inverse: "cholesky", "eigh" or "svd".
+        dtype: of the forward and tangent passes: float64 where they had to be promoted.
     """
 
     ranks: Array
@@ -72,10 +70,10 @@ class StepInfo(eqx.Module):
     plot, _repr_html_, __repr__ = RESULT
 
     def __str__(self) -> str:
-        missed = "" if self.residual is None else f", relative residual {self.residual:.2g}"
+        residual = "" if self.residual is None else f", relative residual {self.residual:.2g}"
         return (
             f"Gauss-Newton step by {self.method} in {self.dtype}: ranks {jnp.min(self.ranks)} to "
-            f"{jnp.max(self.ranks)}{missed}"
+            f"{jnp.max(self.ranks)}{residual}"
         )
 
 
@@ -98,23 +96,23 @@ def gauss_newton_direction(
 
         W ← W − learning_rate · direction
 
-    By default it is truncated at 1 % as in the literature and makes a part of ε only; it is exact
-    with pseudoinverse="exact" or rtol=1e-6 and m >= 2 N. `return_info=True` tells: `residual` is
-    the fraction that is missed.
+    By default it is truncated at 1 % as in the literature and achieves a part of ε only; it is
+    exact with pseudoinverse="exact" or rtol=1e-6 and m >= 2 N. With `return_info=True` the relative
+    error is `residual`.
 
     Args:
         weights: W (L, 2, d/2, m); [:, 0] writes the first half. A column more is a bias.
         bottlenecks: V (L, 2, m, d/2), or None for the identity.
         x: inputs (N, d), the whole data or a mini-batch.
         epsilon: (N, C), gradient of the SUMMED loss with respect to the outputs, or H⁺ times it
-            for a generalised step: see `output_change`.
+            for a generalized step: see `output_change`.
         activation: relu, tanh, gelu, identity, an elementwise function, or one of these a block.
         readout: P (C, d) of full row rank, f = P x_L; None for the identity.
         pseudoinverse: of the features of every half-layer: "exact" (N <= m; J J^⊣ = 1), "truncate"
             (singular values s >= max(rtol·s_max, atol)), "damp" (1/(s + rtol·s_max)), "tikhonov"
             (s/(s² + rtol² s_max²)) or "noise" (exact, of disturbed features).
-        rtol: relative tolerance. Below 1e-6 float32 does not resolve it: everything is then
-            promoted to float64 and an SVD taken.
+        rtol: relative tolerance. Below 1e-6, which float32 does not resolve, everything is promoted
+            to float64 and an SVD is used.
         atol: absolute tolerance of the truncation.
         key: a `jax.random.key`, needed by "noise".
         return_info: whether to return a `StepInfo` too (one more forward tangent pass).
@@ -140,88 +138,69 @@ def gauss_newton_direction(
         (2, 2, 2, 16)
 
     Source:
-        XGN eqs (16)-(17). Errata: the inner reshape of eq (17) is the vectorisation of Δ_{l,0},
+        XGN eqs (16)-(17). Errata: the inner reshape of eq (17) is the vectorization of Δ_{l,0},
         column-major by its index; L counts blocks; the matrix inverted is m × n.
     """
     inverse = as_pseudoinverse(pseudoinverse, rtol=rtol, atol=atol, key=key)
-    network, x, names = check_problem(weights, bottlenecks, x, activation, inverse)
+    network, x, names = check_inputs(weights, bottlenecks, x, activation)
+    inverse.check(len(x), network.width)
     readout = check_readout(readout, 2 * network.half, network.weights.dtype)
     check_finite("epsilon", epsilon)
-    wanted = check_array("epsilon", epsilon)
-    outputs = (x.shape[0], x.shape[1] if readout is None else readout.shape[0])
-    if wanted.shape != outputs:
+    change = check_array("epsilon", epsilon)
+    shape = (len(x), x.shape[1] if readout is None else readout.shape[0])
+    if change.shape != shape:
         raise ValueError(
-            f"epsilon must have the shape of the outputs, {outputs}; got {wanted.shape}."
+            f"epsilon must have the shape of the outputs, {shape}; got {change.shape}."
         )
     direction, info, _ = direction_of(
-        network, x, lambda _: wanted, names, readout, inverse, measure=return_info
+        network, x, lambda _: change, names, readout, inverse, measure=return_info
     )
     return (direction, info) if return_info else direction
-
-
-def check_problem(
-    weights: ArrayLike,
-    bottlenecks: ArrayLike | None,
-    x: ArrayLike,
-    activation: Activation | Sequence[Activation],
-    inverse: PseudoInverse,
-) -> tuple[Couplings, Array, tuple[Activation, ...]]:
-    """The network, its inputs and its activations, checked together."""
-    network = check_network(weights, bottlenecks)
-    x = check_states("x", x, network)
-    inverse.check(x.shape[0], network.width)
-    return network, x, check_activation(activation, network.blocks)
 
 
 def direction_of(
     network: Couplings,
     x: Array,
-    wanted: Callable[[Array], Array],
+    epsilon_of: Callable[[Array], Array],
     activations: tuple[Activation, ...],
     readout: Array | None,
     inverse: PseudoInverse,
     *,
     measure: bool,
 ) -> tuple[Array, StepInfo, Array]:
-    """``(direction, info, outputs)`` of checked arrays; ε = wanted(outputs)."""
+    """``(direction, info, outputs)`` of checked arrays; ε = epsilon_of(outputs)."""
     dtype = network.weights.dtype
     promote = inverse.fine and dtype.itemsize < 8  # float32 does not resolve the tolerance
     with jax.enable_x64(True) if promote else contextlib.nullcontext():
         wide = jnp.float64 if promote else dtype
         network, x, readout = jax.tree.map(lambda a: a.astype(wide), (network, x, readout))
-        final, states = _states(network, x, activations)
+        final, states = _states(*network, x, activations)
         outputs = read(readout, final)
-        epsilon = jnp.asarray(wanted(outputs)).astype(wide)
-        epsilon = eqx.error_if(
-            epsilon, ~jnp.all(jnp.isfinite(epsilon)), "epsilon holds NaN or infinity"
-        )
-        direction, info = _sweep(
+        epsilon = jnp.asarray(epsilon_of(outputs)).astype(wide)
+        is_bad = ~jnp.all(jnp.isfinite(epsilon))
+        epsilon = eqx.error_if(epsilon, is_bad, "epsilon holds NaN or infinity")
+        direction, ranks, *floats = _solve_blocks(
             network, final, states, epsilon, readout, inverse, activations, measure
         )
-        direction = check_residual(direction, info.half_residuals, inverse)
+        direction = check_residual(direction, floats[0], inverse)
         direction = eqx.error_if(
             direction,
             ~jnp.all(jnp.isfinite(direction)),
             "the Gauss-Newton direction holds NaN or infinity; check that x and the weights are "
             "finite and of moderate size, or raise rtol.",
         )
-        floats = (direction, info.half_residuals, info.largest, info.residual, outputs)
-        direction, halves, largest, residual, outputs = jax.tree.map(
-            lambda a: a.astype(dtype), floats
+        direction, outputs, floats = jax.tree.map(
+            lambda a: a.astype(dtype), (direction, outputs, floats)
         )
-        info = StepInfo(info.ranks, halves, largest, residual, info.method, info.dtype)
+        info = StepInfo(ranks, *floats, method=inverse.method, dtype=str(jnp.dtype(wide)))
         return direction, info, outputs
 
 
-@functools.partial(jax.jit, static_argnums=2)
-def _states(
-    network: Couplings, x: Array, activations: tuple[Activation, ...]
-) -> tuple[Array, Array]:
-    return forward_states(network.weights, network.bottlenecks, x, activations)
+_states = jax.jit(forward_states, static_argnums=3)
 
 
 @functools.partial(jax.jit, static_argnums=(6, 7))
-def _sweep(
+def _solve_blocks(
     network: Couplings,
     final: Array,
     states: Array,
@@ -230,7 +209,8 @@ def _sweep(
     inverse: PseudoInverse,
     activations: tuple[Activation, ...],
     measure: bool,
-) -> tuple[Array, StepInfo]:
+) -> tuple[Array, Array, Array, Array, Array | None]:
+    """The direction, and ranks, half residuals, largest and residual of its `StepInfo`."""
     target = right_inverse(readout, epsilon)
     indices, function = scan_activations(activations)
 
@@ -239,12 +219,12 @@ def _sweep(
         t1, t2 = tangents
 
         def push(i: int, z: Array, dz: Array) -> tuple[Array, Array]:
-            """The features of a half-layer, and what a change of its input writes."""
-            s, ds = jax.jvp(
-                lambda z: features(pick(v, i), z, w.shape[2], lambda a: function(index, a)),
-                (z,),
-                (dz,),
-            )
+            """The features of a half-layer, and its change by a change of its input."""
+
+            def features_of(z: Array) -> Array:
+                return features(pick(v, i), z, w.shape[2], lambda a: function(index, a))
+
+            s, ds = jax.jvp(features_of, (z,), (dz,))
             return s, ds @ w[i].T
 
         def invert(i: int, s: Array, change: Array) -> Solve:
@@ -255,27 +235,26 @@ def _sweep(
         s0, written = push(0, x2, before2)
         before1 = t1 - written
         first = invert(0, s0, t1)
-        # Where the first half makes all that is asked of it, the correction is that of the inverse.
-        rest = before2 if inverse.exact else t2 - push(1, x1, first.achieved)[1]
-        second = invert(1, after(s1, first.residual), rest)
+        # Where the first half achieves its whole target, the correction is that of the inverse.
+        target2 = before2 if inverse.exact else t2 - push(1, x1, first.achieved)[1]
+        second = invert(1, after(s1, first.residual), target2)
         both = jax.tree.map(lambda a, b: jnp.stack([a, b]), first, second)
         update = both.solution.swapaxes(1, 2) / network.blocks
         return (before1, before2), (update, both.rank, both.residual, both.largest)
 
     x2_before = split(states)[1]
     x1_after = split(jnp.concatenate([states[1:], final[None]]))[0]
-    xs = (*network, indices, x2_before, x1_after, inverse.each((network.blocks, 2)))
+    xs = (*network, indices, x2_before, x1_after, inverse.for_layers((network.blocks, 2)))
     _, (direction, ranks, residuals, largest) = jax.lax.scan(block, split(target), xs, reverse=True)
     residual = None
     if measure:
-        made = jax.jvp(
-            lambda weights: forward_states(weights, network.bottlenecks, states[0], activations)[0],
-            (network.weights,),
-            (direction,),
-        )[1]
-        residual = relative(made - target, target)
-    info = StepInfo(ranks, residuals, largest, residual, inverse.method, str(target.dtype))
-    return direction, info
+
+        def final_states(weights: Array) -> Array:
+            return forward_states(weights, network.bottlenecks, states[0], activations)[0]
+
+        achieved = jax.jvp(final_states, (network.weights,), (direction,))[1]
+        residual = relative(achieved - target, target)
+    return direction, ranks, residuals, largest, residual
 
 
 @full_precision
@@ -311,7 +290,7 @@ def flow_error(
         pseudoinverse: as there.
         rtol: as there.
         atol: as there.
-        key: as there; noise draws anew in every step.
+        key: as there; every step draws its own noise.
 
     Returns:
         A scalar.
@@ -334,7 +313,8 @@ def flow_error(
     check_number("learning_rate", learning_rate, above=0)
     check_integer("steps", steps, at_least=1)
     inverse = as_pseudoinverse(pseudoinverse, rtol=rtol, atol=atol, key=key)
-    network, x, names = check_problem(weights, bottlenecks, x, activation, inverse)
+    network, x, names = check_inputs(weights, bottlenecks, x, activation)
+    inverse.check(len(x), network.width)
     check_finite("targets", targets)
     y = check_array("targets", targets).astype(network.weights.dtype)
     p = check_readout(readout, 2 * network.half, network.weights.dtype)
@@ -356,29 +336,22 @@ def _flow_error(
     inverse: PseudoInverse,
     rate: Array,
 ) -> Array:
-    first = _outputs(network, network.weights, x, activations, readout) - y
+    def error_of(w: Array) -> Array:
+        return read(readout, forward_states(w, network.bottlenecks, x, activations)[0]) - y
+
+    first = error_of(network.weights)
 
     def step(w: Array, k: Array) -> tuple[Array, Array]:
-        epsilon = _outputs(network, w, x, activations, readout) - y
-        wanted = jnp.exp(-rate * k.astype(rate.dtype)) * first
-        off = root(jnp.sum((epsilon - wanted) ** 2))
+        epsilon = error_of(w)
+        exact = jnp.exp(-rate * k.astype(rate.dtype)) * first
+        deviation = root(jnp.sum((epsilon - exact) ** 2))
         direction, _, _ = direction_of(
             network._replace(weights=w), x, lambda _: epsilon, activations, readout,
             inverse.at_step(k), measure=False,
         )  # fmt: skip
-        return w - rate * direction, off
+        return w - rate * direction, deviation
 
-    w, errors = jax.lax.scan(step, network.weights, jnp.arange(steps))
-    last = _outputs(network, w, x, activations, readout) - y - jnp.exp(-rate * steps) * first
-    worst = jnp.maximum(jnp.max(errors), root(jnp.sum(last**2)))
+    w, deviations = jax.lax.scan(step, network.weights, jnp.arange(steps))
+    last = error_of(w) - jnp.exp(-rate * steps) * first
+    worst = jnp.maximum(jnp.max(deviations), root(jnp.sum(last**2)))
     return worst / jnp.sqrt(jnp.sum(first**2))
-
-
-def _outputs(
-    network: Couplings,
-    weights: Array,
-    x: Array,
-    activations: tuple[Activation, ...],
-    readout: Array | None,
-) -> Array:
-    return read(readout, forward_states(weights, network.bottlenecks, x, activations)[0])

@@ -1,13 +1,13 @@
-"""Outputs as a softmax sees them: the C - 1 centered logits between the C logits of a sample.
+"""Outputs up to a constant, as a softmax depends on them: C - 1 centered logits of a sample.
 
 A constant added to all logits of a sample changes neither probabilities, nor the cross-entropy, nor
 which class is the largest. So of the outputs f (C,) only
 
     f' = B^T f,      B (C, C - 1),      B^T B = I,      B B^T = I - 1 1^T / C
 
-matters, its kernel is B^T Theta B, and gradients of the loss, which sum to zero over the classes,
-lose nothing by B^T. What follows f' is exact; a kernel has (C - 1)^2 / C^2 of the entries, a
-quarter for two classes and two thirds for five, and takes C - 1 backward passes.
+matters. Its kernel is B^T Theta B. Gradients of the loss sum to zero over the classes, so B^T keeps
+all of them, and dynamics of f' are exact. A kernel has (C - 1)^2 / C^2 of the entries, 25 % for 2
+classes and 64 % for 5, and takes C - 1 backward passes.
 """
 
 import dataclasses
@@ -45,14 +45,14 @@ def centered_logits(outputs: Float[Array, "... c"]) -> Float[Array, "... d"]:
 
 
 @jit
-def from_centered_logits(found: Float[Array, "... d"]) -> Float[Array, "... c"]:
+def from_centered_logits(centered: Float[Array, "... d"]) -> Float[Array, "... c"]:
     """B f', the outputs of mean zero with these centered logits.
 
     Example:
         >>> from_centered_logits(centered_logits(jnp.array([1.0, 2.0, 6.0]))).round(6).tolist()
         [-2.0, -1.0, 3.0]
     """
-    return found @ jnp.asarray(basis(found.shape[-1] + 1).T, found.dtype)
+    return centered @ jnp.asarray(basis(centered.shape[-1] + 1).T, centered.dtype)
 
 
 class CenteredLogits(Network):
@@ -97,23 +97,23 @@ class _OfCenteredLogits:
 
 
 def check_invariance(loss: Loss, outputs: Float[Array, "n c"], targets: Array) -> None:
-    """Refuse a loss that says that it is shift-invariant, and is not; that of the library is.
+    """Raise for a user's loss with shift_invariant=True that is not shift-invariant.
 
     Args:
         loss: of outputs (N, C).
-        outputs: at which it is asked, and one above them.
+        outputs: at which it is evaluated, and with 1 added to them.
         targets: encoded.
 
     Raises:
-        ValueError: the two differ.
+        ValueError: the two values differ.
     """
     if loss.sample_loss is cross_entropy.sample_loss:
         return
-    here, above = (float(loss.value(f, targets)) for f in (outputs, outputs + 1.0))
-    if abs(above - here) > 1e-3 * (1.0 + abs(here)):
+    value, shifted = (float(loss.value(f, targets)) for f in (outputs, outputs + 1.0))
+    if abs(shifted - value) > 1e-3 * (1.0 + abs(value)):
         raise ValueError(
             f"loss={loss!r} says shift_invariant=True, but with one added to all outputs it is "
-            f"{above:.6g} in place of {here:.6g}; leave shift_invariant out."
+            f"{shifted:.6g} in place of {value:.6g}; leave shift_invariant out."
         )
 
 

@@ -5,9 +5,9 @@ A loss acts on outputs (N, C) and targets (N, C) and is the MEAN of its per-samp
     L(f) = (1/N) sum_i l(f_i, y_i),
 
 while `gradient` and `hessian` are those of the single l(f_i, y_i), not divided by N. Integer
-labels (N,) become one-hot targets in `encode_targets`, once, so that everything after it knows one
-form of target only. Weights of samples, of classes, and masks come with the labels, see `weighted`;
-they travel in the targets, so that whatever takes labels takes them. A label of -100 masks, too.
+labels (N,) become one-hot targets in `encode_targets`, so that all other code handles one form of
+targets. Weights of samples, of classes, and masks are part of the labels, see `weighted`, and then
+of the targets. A label of -100 masks, too.
 
 Outputs (N, T, V) with labels (N, T) are a cross-entropy over tokens, the mean over all that count;
 the loss then acts on outputs flattened to (N, T V), with targets (N, 2 T): labels and weights.
@@ -41,15 +41,15 @@ def _compiled(method: Callable[..., Array]) -> Callable[..., Array]:
 
 @dataclasses.dataclass(frozen=True)
 class Loss:
-    """A per-sample loss of outputs, with everything that the dynamics ask of it.
+    """A per-sample loss of outputs, with its derivatives and its error.
 
     Hashable, so it can be a static argument of a jitted function.
 
     Attributes:
         name: how it prints.
         sample_loss: ``(outputs (C,), targets (C,)) -> scalar``, twice differentiable in outputs.
-        error: ``(outputs (N, C), targets (N, C)) -> scalar``, what people report beside the loss:
-            the fraction of misclassified samples, or for regression the fraction of the targets'
+        error: ``(outputs (N, C), targets (N, C)) -> scalar``, reported besides the loss: the
+            fraction of misclassified samples, or for regression the fraction of the targets'
             variance that is not explained.
         weighted: whether its targets are (N, 2 C), C targets and C weights a sample.
         tokens: T where it is over the T tokens of a sample: outputs are then (N, T V), targets
@@ -74,8 +74,8 @@ class Loss:
     def keyed(self, outputs: Any, targets: Any) -> "Loss":
         """The same loss, equal to others whose functions have the same equations.
 
-        A function of the user's is traced for this, so that what it reads (a global, an attribute)
-        is read now, and no compiled function remembers it.
+        A user's function is traced for this, so that globals and attributes are read now and not
+        kept by compiled functions.
 
         Args:
             outputs: (N, C), of which shape and dtype matter.
@@ -84,9 +84,9 @@ class Loss:
         if all(isinstance(f, Keyed) or _is_ours(f) for f in (self.sample_loss, self.error)):
             return self
         f, y = (jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (outputs, targets))
-        one = (jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for a in (f, y))
+        sample = (jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for a in (f, y))
         with jax.default_matmul_precision("highest"):
-            sample_loss, error = Keyed(self.sample_loss, *one), Keyed(self.error, f, y)
+            sample_loss, error = Keyed(self.sample_loss, *sample), Keyed(self.error, f, y)
         return dataclasses.replace(self, sample_loss=sample_loss, error=error)
 
     @_compiled
@@ -123,14 +123,14 @@ class Loss:
 
 def _is_ours(function: Any) -> bool:
     """Whether a function is of this package and reads nothing but its arguments."""
-    # `functools.wraps` gives a user's function the module of ours, but not its globals; a checker
-    # of types wraps ours.
+    # `functools.wraps` gives a user's function the module of ours, but not its globals. A type
+    # checker wraps ours.
     own = getattr(function, "__globals__", {}).get("__name__", type(function).__module__)
     packages = {own.split(".")[0], str(getattr(function, "__module__", "")).split(".")[0]}
     return packages <= {"jaxttp", "jaxtyping", "beartype"}
 
 
-# --- errors: what people report beside a loss -----------------------------------------------------
+# --- errors, reported besides a loss --------------------------------------------------------------
 
 
 def misclassified(
@@ -138,11 +138,11 @@ def misclassified(
     targets: Float[Array, "n c"],
     weights: Float[Array, "n c"] | None = None,
 ) -> Float[Array, ""]:
-    """Share of samples whose largest output is not the largest target, in [0, 1]."""
+    """Fraction of samples whose largest output is not the largest target, in [0, 1]."""
     outputs, targets = _checked(outputs, targets)
     wrong = jnp.argmax(outputs, axis=-1) != jnp.argmax(targets, axis=-1)
-    each = None if weights is None else jnp.sum(weights * targets, axis=-1)
-    return _mean(wrong.astype(outputs.dtype), each)
+    weights = None if weights is None else jnp.sum(weights * targets, axis=-1)
+    return jnp.average(wrong.astype(outputs.dtype), weights=weights)
 
 
 def wrong_bits(
@@ -150,9 +150,10 @@ def wrong_bits(
     targets: Float[Array, "n c"],
     weights: Float[Array, "n c"] | None = None,
 ) -> Float[Array, ""]:
-    """Share of (sample, output) pairs on the wrong side of zero, in [0, 1]."""
+    """Fraction of (sample, output) pairs on the wrong side of zero, in [0, 1]."""
     outputs, targets = _checked(outputs, targets)
-    return _mean(((outputs > 0) != (targets > 0.5)).astype(outputs.dtype), weights)
+    wrong = (outputs > 0) != (targets > 0.5)
+    return jnp.average(wrong.astype(outputs.dtype), weights=weights)
 
 
 def unexplained_variance(
@@ -186,22 +187,16 @@ def _checked(outputs: Array, targets: Array) -> tuple[Array, Array]:
     return outputs, targets
 
 
-def _mean(values: Array, weights: Array | None) -> Array:
-    if weights is None:
-        return jnp.mean(values)
-    return jnp.sum(weights * values) / jnp.sum(weights)
-
-
 # --- the three losses -----------------------------------------------------------------------------
 
 
 def _cross_entropy(outputs: Array, targets: Array) -> Array:
-    # XLA may compute outputs anew, rounded otherwise, for their maximum and for what is below it:
-    # of outputs above 1e9 all exponentials of differences could then be infinite, or zero.
+    # XLA may recompute outputs with other rounding for their maximum and for their differences to
+    # it. For outputs above 1e9 all exponentials of differences could then be infinite, or zero.
     largest = jax.lax.stop_gradient(jnp.max(outputs))
-    missed = 60.0  # by how much a rounded maximum may be missed, at most
-    sizes = jnp.exp(jnp.minimum(outputs - largest, missed))
-    log_sum = jnp.log(jnp.maximum(jnp.sum(sizes), math.exp(-missed))) + largest
+    rounding = 60.0  # of the maximum, at most
+    sizes = jnp.exp(jnp.minimum(outputs - largest, rounding))
+    log_sum = jnp.log(jnp.maximum(jnp.sum(sizes), math.exp(-rounding))) + largest
     # Not log_sum - sum(y f): weighted targets do not add up to one.
     return jnp.sum(targets * (log_sum - outputs))
 
@@ -234,7 +229,7 @@ _OTHER_NAMES = {
     **dict.fromkeys(("ce", "xent", "softmax_cross_entropy"), "cross_entropy"),
     **dict.fromkeys(("bce", "sigmoid_cross_entropy"), "binary_cross_entropy"),
 }
-"""What others call them, for those who ask for it."""
+"""Names in other libraries, for the hint of the error message."""
 _LOSSES = {loss.name: loss for loss in (cross_entropy, squared_error, binary_cross_entropy)}
 
 
@@ -284,12 +279,12 @@ def token_loss(outputs: Float[Array, " tv"], targets: Float[Array, " t2"]) -> Fl
     labels, weights = jnp.split(targets, 2)
     logits = outputs.reshape(len(labels), -1)
     taken = jnp.take_along_axis(logits, labels.astype(jnp.int32)[:, None], axis=1)[:, 0]
-    each = jax.nn.logsumexp(logits, axis=1) - taken
-    return jnp.sum(weights.astype(each.dtype) * each)
+    losses = jax.nn.logsumexp(logits, axis=1) - taken
+    return jnp.sum(weights.astype(losses.dtype) * losses)
 
 
 def wrong_tokens(outputs: Float[Array, "n tv"], targets: Float[Array, "n t2"]) -> Float[Array, ""]:
-    """Share of the tokens that count whose largest logit is not their label's, in [0, 1].
+    """Fraction of the tokens that count whose largest logit is not their label's, in [0, 1].
 
     Args:
         outputs: logits, token after token (N, T V).
@@ -300,10 +295,9 @@ def wrong_tokens(outputs: Float[Array, "n tv"], targets: Float[Array, "n t2"]) -
         0.5
     """
     labels, weights = (half.reshape(-1) for half in jnp.split(targets, 2, axis=1))
-    found = jnp.argmax(outputs.reshape(len(labels), -1), axis=1)
-    wrong = (found != labels.astype(found.dtype)).astype(outputs.dtype)
-    weights = weights.astype(outputs.dtype)
-    return jnp.sum(weights * wrong) / jnp.sum(weights)
+    largest = jnp.argmax(outputs.reshape(len(labels), -1), axis=1)
+    wrong = largest != labels.astype(largest.dtype)
+    return jnp.average(wrong.astype(outputs.dtype), weights=weights.astype(outputs.dtype))
 
 
 def token_hessian_product(
@@ -312,7 +306,7 @@ def token_hessian_product(
     vector: Float[Array, "n tv"],
     at_once: int = 2**20,
 ) -> Float[Array, "n tv"]:
-    """H_i u_i of every sample, some tokens at a time: so many softmaxes are held, not all.
+    """H_i u_i of every sample, some tokens at a time to bound the memory of softmaxes.
 
     Args:
         outputs: logits, token after token (N, T V).
@@ -329,10 +323,10 @@ def token_hessian_product(
     tokens = len(weights)
     rows = outputs.reshape(tokens, -1), vector.reshape(tokens, -1), weights
     chunk = max(1, at_once // rows[0].shape[1])
-    images = jax.lax.map(lambda row: _one_token(*row), rows, batch_size=min(chunk, tokens))
-    return images.reshape(outputs.shape)
 
+    def product(row: tuple[Array, Array, Array]) -> Array:
+        logits, u, weight = row
+        p = jax.nn.softmax(logits)
+        return weight * (p * u - p * jnp.sum(p * u))
 
-def _one_token(logits: Array, u: Array, weight: Array) -> Array:
-    p = jax.nn.softmax(logits)
-    return weight * (p * u - p * jnp.sum(p * u))
+    return jax.lax.map(product, rows, batch_size=min(chunk, tokens)).reshape(outputs.shape)

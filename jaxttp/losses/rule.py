@@ -1,8 +1,8 @@
 """Thresholds and curves: the step at which a loss or an error curve counts as converged.
 
 `training_time` has the four definitions. A `Rule` holds one of them with its thresholds, fractions
-of the curve's own decrease by default. A `Target` is a value that a curve is to get below, wherever
-it ends. `early_stopping` finds the lowest point of a curve on test samples.
+of the curve's own decrease by default. A `Target` is a value for a curve to fall below, wherever it
+ends. `early_stopping` finds the lowest point of a curve on test samples.
 """
 
 import dataclasses
@@ -50,12 +50,12 @@ def training_time(
             "gap": first t with |L_t - L_T| < epsilon; "absolute": first t with L_t < epsilon;
             "plateau": first t with L_{t-window} - L_t < epsilon.
         window: steps of "plateau"; a tenth of the horizon when None. An epoch has N/B steps.
-        smooth: the curve is averaged over so many steps first, see `smooth_curve`.
+        smooth: steps over which the curve is averaged first, see `smooth_curve`.
 
     Returns:
-        The step as an integer scalar, or -1 where the curve never gets there: with "relative" one
-        that ends where it began (unless that is 0, where nothing is left to train: 0 steps), with
-        "absolute" and "plateau" one that does not come down so far, or goes on falling.
+        The step as an integer scalar, or -1 for a curve that never converges: with "relative" if
+        it ends where it began (0 steps if that is 0, with nothing left to train), with "absolute"
+        if it stays above the threshold, with "plateau" if it keeps falling.
 
     Raises:
         ValueError: an unknown rule, a threshold out of range, a curve that is not a finite vector,
@@ -108,19 +108,19 @@ def smooth_curve(curve: Any, width: int) -> Float[Array, " t"]:
 
 
 def _smoothed(curve: Any, width: int) -> Any:
-    """The same of a checked curve, in NumPy or JAX as it comes."""
+    """The same of a checked curve, by NumPy for an array of NumPy, else by JAX."""
     if width == 1:
         return curve
     xp: Any = np if isinstance(curve, np.ndarray) else jnp
-    exactly = {} if xp is np else {"precision": "highest"}
+    options = {"mode": "same"} if xp is np else {"mode": "same", "precision": "highest"}
     window = xp.ones(width, curve.dtype)
-    sums = xp.convolve(curve, window, mode="same", **exactly)
-    counts = xp.convolve(xp.ones_like(curve), window, mode="same", **exactly)
+    sums = xp.convolve(curve, window, **options)
+    counts = xp.convolve(xp.ones_like(curve), window, **options)
     return xp.concatenate([curve[:1], (sums / counts)[1:]])
 
 
 def _as_curve(curve: Any) -> Any:
-    """A curve of floats, in NumPy where its values are known: reading it is no computation."""
+    """A curve of floats, in NumPy where its values are known, so that nothing is compiled."""
     with values_known():
         curve = check_array("curve", curve, ndim=1, floating=True)
     if curve.shape[0] < 2:
@@ -160,17 +160,15 @@ class Rule:
     def __post_init__(self) -> None:
         check_choice("rule", self.kind, RULES)
         check_choice("metric", self.metric, METRICS)
-        thresholds = _several(self.thresholds)
+        thresholds = _as_tuple(self.thresholds)
         if len(thresholds) == 0:
             raise ValueError("thresholds must hold at least one number; got none.")
-        below = 1.0 if self.kind == "relative" else None
-        hint = "" if below is None else "1 % is 0.01."
+        below, hint = (1.0, "1 % is 0.01.") if self.kind == "relative" else (None, "")
         for threshold in thresholds:
             check_number("thresholds", threshold, above=0.0, below=below, hint=hint)
-        known = all(map(is_concrete, thresholds))
-        object.__setattr__(
-            self, "thresholds", tuple(map(float, thresholds)) if known else thresholds
-        )
+        if all(map(is_concrete, thresholds)):
+            thresholds = tuple(map(float, thresholds))
+        object.__setattr__(self, "thresholds", thresholds)
         self.check()
 
     @classmethod
@@ -184,18 +182,18 @@ class Rule:
         *,
         steps: int | None = None,
     ) -> "Rule":
-        """The rule that keywords name, or the one that is given, checked against a horizon.
+        """The rule of these keywords, or a `Rule` as it is, checked against a horizon.
 
         Args:
-            thresholds: as the attribute; those of the given rule, or the usual ones, when None.
-            rule: a kind, or a `Rule`, beside which no other keyword may be given.
+            thresholds: as the attribute; those of a `Rule`, or `THRESHOLDS`, when None.
+            rule: a kind, or a `Rule`, with which no other keyword may be given.
             metric: as the attribute.
             smooth: as the attribute.
             window: as the attribute.
             steps: the horizon T, where it is known.
 
         Raises:
-            ValueError: as `Rule`; keywords beside a `Rule` that say something else.
+            ValueError: as `Rule`; a `Rule` with other keywords.
         """
         if isinstance(rule, Rule):
             if (thresholds, metric, smooth, window) != (None, "loss", 1, None):
@@ -203,11 +201,9 @@ class Rule:
                     "rule is a Rule, which says thresholds, metric, smooth and window itself; give "
                     "them to it, or name the rule."
                 )
-            found = rule
-        else:
-            several = THRESHOLDS if thresholds is None else _several(thresholds)
-            found = cls(several, rule, metric, smooth, window)
-        return found if steps is None else found.check(steps)
+            return rule.check(steps)
+        thresholds = THRESHOLDS if thresholds is None else _as_tuple(thresholds)
+        return cls(thresholds, rule, metric, smooth, window).check(steps)
 
     def check(self, steps: int | None = None) -> "Rule":
         """Itself, where smoothing and window fit a horizon of T steps, if that is known.
@@ -215,9 +211,8 @@ class Rule:
         Raises:
             ValueError: they do not.
         """
-        check_integer(
-            "smooth", self.smooth, at_least=1, at_most=None if steps is None else steps + 1
-        )
+        longest = None if steps is None else steps + 1
+        check_integer("smooth", self.smooth, at_least=1, at_most=longest)
         if self.smooth % 2 == 0:
             raise ValueError(f"smooth must be odd, so that it has a middle; got {self.smooth}.")
         if self.window is not None:
@@ -231,11 +226,11 @@ class Rule:
         return self
 
     def curve(self, loss: Any, error: Any) -> Any:
-        """The one of both curves that is read."""
+        """The curve of `metric`."""
         return loss if self.metric == "loss" else error
 
     def time(self, curve: Any, threshold: Any) -> Any:
-        """The first step at which a curve (T + 1,) is there, or -1; works under `vmap`."""
+        """The first step at which a curve (T + 1,) converges, or -1; works under `vmap`."""
         curve = _as_curve(curve)
         last = curve.shape[0] - 1
         curve = _smoothed(check_finite_value("curve", curve), self.check(last).smooth)
@@ -253,17 +248,17 @@ class Rule:
         else:
             reached = (distance < threshold * distance[0]) | (distance == 0)
             may_count = (distance[0] > 0) | (curve[-1] == 0)
-            if self.metric == "error":  # a fraction of its decrease, which there has to be
+            if self.metric == "error":  # a fraction of its decrease, which has to exist
                 may_count = may_count & (curve[-1] <= curve[0])
         step = xp.where(may_count & xp.any(reached), xp.argmax(reached) + begin, -1)
-        return jax.device_put(step)  # jnp.asarray would compile a function for numbers of NumPy
+        return jax.device_put(step)  # jnp.asarray would compile a function for NumPy scalars
 
     def read(self, loss: Any, error: Any, *, reached: bool = True) -> dict[float, int]:
         """Training times off one of two curves.
 
         Args:
             loss: (T + 1,).
-            error: (T + 1,); looked at with metric="error" only.
+            error: (T + 1,); used with metric="error" only.
             reached: False where nothing counts as reached, since the forecast diverges.
 
         Returns:
@@ -275,11 +270,11 @@ class Rule:
         return {e: int(self.time(curve, e)) for e in self.thresholds}
 
     def words(self, threshold: float) -> str:
-        """A threshold in words."""
-        return goal_words(threshold, self.kind, self.metric)
+        """A label of the threshold."""
+        return target_label(threshold, self.kind, self.metric)
 
     def about(self, targets: "Iterable[Target]") -> "Rule":
-        """The rule that doubts are about: losses to get below, where some were asked for.
+        """The rule for uncertainties: the target losses, if there are any, else itself.
 
         Example:
             >>> Rule().about([Target(0.3)]).thresholds, Rule().about([]) == Rule()
@@ -289,26 +284,26 @@ class Rule:
         return Rule(losses, "absolute", smooth=self.smooth) if losses else self
 
 
-def goal_words(threshold: float, kind: str, metric: str = "loss") -> str:
-    """A threshold in words, as results say it that keep the names of a rule.
+def target_label(threshold: float, kind: str, metric: str = "loss") -> str:
+    """A label of a threshold, from the names of a rule.
 
     Example:
-        >>> goal_words(0.1, "relative"), goal_words(0.05, "gap", "error")
+        >>> target_label(0.1, "relative"), target_label(0.05, "gap", "error")
         ('10 % of the loss decrease left', 'error within 0.05 of its end')
     """
-    known = {
+    labels = {
         "relative": f"{100 * threshold:g} % of the {metric} decrease left",
         "absolute": f"{metric} below {threshold:.4g}",
         "gap": f"{metric} within {threshold:.4g} of its end",
         "plateau": f"{metric} falling by less than {threshold:.4g}",
     }
-    return known[kind]
+    return labels[kind]
 
 
 def step_words(step: int, unsure: int | None, horizon: int | None = None) -> str:
-    """A time that is reached, with by how much it may be off.
+    """A label of a training time with its uncertainty.
 
-    Where that is the whole horizon, of more than one step, a curve so far off never gets there.
+    With an uncertainty of the whole horizon, of more than one step, it may never be reached.
 
     Example:
         >>> step_words(80, None), step_words(80, 9, 150), step_words(80, 150, 150)
@@ -322,7 +317,7 @@ def step_words(step: int, unsure: int | None, horizon: int | None = None) -> str
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """A loss or an error to get below, on the training or on the test samples.
+    """A loss or an error to fall below, on the training or on the test samples.
 
     Attributes:
         value: in units of the curve: a loss above 0, an error in (0, 1].
@@ -333,8 +328,8 @@ class Target:
         ValueError: an unknown metric or kind of samples, a value out of range.
 
     Example:
-        >>> wanted = Target(0.3)
-        >>> wanted.words(), int(wanted.time([1.0, 0.5, 0.2]))
+        >>> target = Target(0.3)
+        >>> target.words(), int(target.time([1.0, 0.5, 0.2]))
         ('loss below 0.3', 2)
         >>> Target(0.05, "error", on="test").words()
         'test error below 0.05'
@@ -368,12 +363,12 @@ class Target:
         return self.rule(smooth).time(curve, self.value)
 
     def words(self) -> str:
-        """The target in words."""
+        """A label of the target."""
         return ("" if self.on == "train" else "test ") + self.rule().words(self.value)
 
 
 Values = float | Sequence[float] | None
-"""What a keyword for targets takes: a number, several, or None for none."""
+"""A keyword for targets: a number, several, or None for none."""
 
 
 def targets_of(
@@ -392,28 +387,26 @@ def targets_of(
         target_error: errors on them, each in (0, 1].
         target_test_loss: as `target_loss`, on the test samples.
         target_test_error: as `target_error`, on the test samples.
-        known: the curves that there will be, see `check_targets`.
-        hint: what to do about another one.
+        known: the available curves, see `check_targets`.
+        hint: for targets of other curves.
 
     Returns:
         The targets, each once.
 
     Raises:
-        ValueError: no number, or one out of range; a target of a curve that there will not be.
+        ValueError: no number, or one out of range; a target of a curve that is not available.
 
     Example:
         >>> [target.words() for target in targets_of((0.3, 0.1), target_test_error=0.05)]
         ['loss below 0.3', 'loss below 0.1', 'test error below 0.05']
     """
-    given = (target_loss, target_error, target_test_loss, target_test_error)
-    found = []
-    for curve, values in zip(ALL_CURVES, given, strict=True):
+    by_curve = (target_loss, target_error, target_test_loss, target_test_error)
+    targets = []
+    for curve, values in zip(ALL_CURVES, by_curve, strict=True):
         on, metric = ("test" if curve.startswith("test_") else "train"), curve.split("_")[-1]
-        if values is None:
-            continue
-        for value in _several(values):
-            found.append(Target(_target_value(f"target_{curve}", value, metric), metric, on))
-    return check_targets(found, known=known, hint=hint)
+        for value in () if values is None else _as_tuple(values):
+            targets.append(Target(_target_value(f"target_{curve}", value, metric), metric, on))
+    return check_targets(targets, known=known, hint=hint)
 
 
 def check_targets(
@@ -422,17 +415,17 @@ def check_targets(
     known: Sequence[str] = ALL_CURVES,
     hint: str = "",
 ) -> tuple[Target, ...]:
-    """Targets as a tuple, each once, where there will be curves to read them off.
+    """Targets as a tuple, each once, if their curves are available.
 
     Args:
         targets: as values, or as keys, such as `Prediction.targets`; a number stands for a loss on
             the training samples.
-        known: names of the curves that there will be, of `ALL_CURVES`.
-        hint: what to do about another one.
+        known: names of the available curves, of `ALL_CURVES`.
+        hint: for targets of other curves.
 
     Raises:
         TypeError: one target, not a list.
-        ValueError: a target of a curve that there will not be, a number out of range.
+        ValueError: a target of a curve that is not available, a number out of range.
 
     Example:
         >>> check_targets([Target(0.3, on="test")], known=("loss", "error"), hint="Give x_test.")
@@ -442,17 +435,17 @@ def check_targets(
     """
     if isinstance(targets, Target | int | float):
         raise TypeError("targets must hold Target values; put the one into a list.")
-    several = [target if isinstance(target, Target) else Target(target) for target in targets]
-    for target in several:
+    checked = [target if isinstance(target, Target) else Target(target) for target in targets]
+    for target in checked:
         if target.curve_name not in known:
             raise ValueError(
                 f"target_{target.curve_name}={target.value:g} cannot be read here. {hint}"
             )
-    return tuple(dict.fromkeys(several))
+    return tuple(dict.fromkeys(checked))
 
 
 class Curves(NamedTuple):
-    """What targets are read off, where there is no result that holds it.
+    """The curves of targets, for callers without a result that holds them.
 
     Attributes:
         loss: (T + 1,).
@@ -477,7 +470,7 @@ def reach(
     """The first steps at which the curves of a result are below targets.
 
     Args:
-        curves: a `Prediction`, a `TrainingRun` or `Curves`: what has those that targets are of.
+        curves: a `Prediction`, a `TrainingRun` or `Curves`, with the curves of the targets.
         targets: as values, or as keys; a number stands for a loss on the training samples.
         smooth: steps over which every curve is averaged first, see `smooth_curve`.
         reached: False where nothing counts as reached, since the training diverges.
@@ -493,22 +486,22 @@ def reach(
         >>> reach(curves, [Target(0.3)]), reach(curves, [Target(0.1, "error")], reached=False)
         ({Target(value=0.3, metric='loss', on='train'): 2}, {Target(value=0.1, ...): -1})
     """
-    known = [name for name in ALL_CURVES if getattr(curves, name, None) is not None]
-    hint = f"The available curves are {', '.join(known)}."
-    several = check_targets(targets, known=known, hint=hint)
+    available = [name for name in ALL_CURVES if getattr(curves, name, None) is not None]
+    hint = f"The available curves are {', '.join(available)}."
+    checked = check_targets(targets, known=available, hint=hint)
     if not reached:
-        return dict.fromkeys(several, -1)
-    return {t: int(t.time(getattr(curves, t.curve_name), smooth)) for t in several}
+        return dict.fromkeys(checked, -1)
+    return {t: int(t.time(getattr(curves, t.curve_name), smooth)) for t in checked}
 
 
-def _several(values: Any) -> tuple[Any, ...]:
+def _as_tuple(values: Any) -> tuple[Any, ...]:
     """A number, or several, as a tuple."""
     is_several = isinstance(values, Sequence) or getattr(values, "ndim", 0) > 0
     return tuple(values) if is_several else (values,)
 
 
 def _target_value(name: str, value: Any, metric: str) -> float:
-    """A target that can be reached, and asks for something."""
+    """A positive target, at most 1 for an error."""
     check_number(name, value, above=0.0)
     if metric == "error" and value > 1:
         raise ValueError(f"{name} must be at most 1, as an error is a fraction; got {value!r}.")
@@ -549,8 +542,8 @@ class EarlyStopping(NamedTuple):
                 f"{name} is lowest, {self.value:.4g}, at step {self.step}{off}{alike}; "
                 f"then it rises to {self.end:.4g}: stop early"
             )
-        words = f"{name} does not rise again within {self.horizon} steps"
-        return words if first == self.horizon else f"{words}; it is as low from step {first} on"
+        text = f"{name} does not rise again within {self.horizon} steps"
+        return text if first == self.horizon else f"{text}; it is as low from step {first} on"
 
 
 def early_stopping(curve: Any, *, metric: str = "loss", smooth: int = 1) -> EarlyStopping:
@@ -558,8 +551,8 @@ def early_stopping(curve: Any, *, metric: str = "loss", smooth: int = 1) -> Earl
 
     Args:
         curve: on test samples, of a forecast or a real training, by step (T + 1,).
-        metric: what it is, "loss" or "error".
-        smooth: the curve is averaged over so many steps first, see `jaxttp.forecast.smooth_curve`.
+        metric: "loss" or "error".
+        smooth: steps over which the curve is averaged first, see `jaxttp.forecast.smooth_curve`.
 
     Returns:
         An `EarlyStopping`; of a curve that never falls below its start that start.

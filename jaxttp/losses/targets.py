@@ -1,9 +1,8 @@
-"""Labels as targets: what a loss takes, made once of integer labels, weights and masks.
+"""Targets of a loss, made of integer labels, weights and masks.
 
-`weighted` gives samples, classes or outputs weights, which come with the labels and travel in the
-targets, so that whatever takes labels takes them. `encode_targets` turns labels (N,) into one-hot
-targets (N, C), labels of tokens (N, T) into labels and weights (N, 2 T), and `Weighted` labels into
-targets with their weights beside them (N, 2 C).
+`weighted` adds weights of samples, classes or outputs to labels. `encode_targets` turns labels (N,)
+into one-hot targets (N, C), labels of tokens (N, T) into labels and weights (N, 2 T), and
+`Weighted` labels into targets followed by their weights (N, 2 C).
 """
 
 import dataclasses
@@ -18,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxttp._core.checks import check_array, check_finite_value, check_known, is_concrete
+from jaxttp._core.checks import check_array, check_finite_value, check_known, is_concrete, refuse
 from jaxttp.losses.functions import (
     Loss,
     binary_cross_entropy,
@@ -31,17 +30,17 @@ from jaxttp.losses.functions import (
 )
 
 IGNORED = -100
-"""The label of what does not count, by the convention of token classification."""
+"""The label of masked samples and tokens, by the convention of token classification."""
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Weighted:
-    """Labels with weights, to be given wherever labels are; `weighted` makes it.
+    """Labels with weights, accepted in place of labels; `weighted` makes it.
 
     Attributes:
         y: integer labels (N,) or targets (N, C).
-        weight: (N,), or (N, C) for every output of its own; zero for what does not count.
+        weight: (N,), or (N, C) for every output of its own; zero for masked ones.
         vocabulary: V, where `y` are labels of tokens (N, T) that are known to go with outputs
             (N, T, V), flattened to (N, T V); 0 elsewhere. `token_labels` sets it.
     """
@@ -58,7 +57,7 @@ def weighted(
     class_weight: Any = None,
     mask: Any = None,
 ) -> Weighted:
-    """Labels whose samples, classes or outputs do not count alike, or not at all.
+    """Labels with weights of samples, classes or outputs, or with a mask.
 
     The loss becomes the weighted mean
 
@@ -111,8 +110,7 @@ def weighted(
     if sample_weight is not None:
         parts.append(_weight_array("sample_weight", sample_weight, y.shape))
     if class_weight is not None:
-        masked = 1 if counts is None else parts[0]
-        parts.append(_class_weight(class_weight, y, is_label, masked))
+        parts.append(_class_weight(class_weight, y, is_label, 1 if counts is None else parts[0]))
     weight = functools.reduce(lambda a, b: (a.T * b.T).T, parts)  # (N,) and (N, C) meet at N
     if is_concrete(weight) and not np.any(np.asarray(weight) > 0):
         raise ValueError("sample_weight, class_weight and mask leave no sample that counts.")
@@ -120,29 +118,29 @@ def weighted(
 
 
 def _marked(y: Any) -> np.ndarray | None:
-    """Which of the integer labels (N,) are `IGNORED`; None for none, and where nobody knows yet."""
+    """Which of the integer labels (N,) are `IGNORED`; None for none, and for traced labels."""
     if not is_concrete(y) or np.ndim(y) != 1:
         return None
     if not jnp.issubdtype(getattr(y, "dtype", jnp.float32), jnp.signedinteger):
         return None
-    found = np.asarray(y) == IGNORED
-    return found if found.any() else None
+    is_ignored = np.asarray(y) == IGNORED
+    return is_ignored if is_ignored.any() else None
 
 
 def _what_counts(y: Any, mask: Any) -> Any:
-    """What the mask and labels of `IGNORED` leave; None for everything."""
+    """The samples that the mask and labels of `IGNORED` leave; None for all."""
     marked = _marked(y)
-    given = None if mask is None else _weight_array("mask", mask, y.shape) != 0
+    counts = None if mask is None else _weight_array("mask", mask, y.shape) != 0
     if marked is None:
-        return given
-    return ~marked if given is None else given & ~marked
+        return counts
+    return ~marked if counts is None else counts & ~marked
 
 
 def _fill_masked(y: Any, counts: Any, is_label: bool) -> Any:
-    """Labels or targets with something harmless where the mask says that nothing counts.
+    """Labels or targets with valid values where they are masked.
 
-    What stands there may be -1 or NaN, which no check of labels would let pass: a label becomes 0,
-    a row of targets equal fractions of all classes, a single target 0.
+    Masked values may be -1 or NaN, which checks of labels refuse. A label becomes 0, a row of
+    targets equal fractions of all classes, a single target 0.
     """
     fill = 0 if is_label or y.ndim == 1 or counts.ndim == 2 else 1.0 / y.shape[1]
     where = counts if counts.ndim == y.ndim else counts[:, None]
@@ -157,31 +155,31 @@ def _weight_array(name: str, values: Any, shape: tuple[int, ...]) -> Any:
         text = f"{shape[:1]}" + (f" or {shape}" if len(shape) == 2 else "")
         raise ValueError(f"{name} must have shape {text}, as y has; got {values.shape}.")
     if is_concrete(values):
-        known = np.asarray(values, float)
-        if not np.all(np.isfinite(known)) or np.any(known < 0):
+        weights = np.asarray(values, float)
+        if not np.all(np.isfinite(weights)) or np.any(weights < 0):
             raise ValueError(f"{name} must be finite and not negative.")
     return values if name == "mask" else values * 1.0
 
 
-def _class_weight(given: Any, y: Any, is_label: bool, counts: Any) -> Any:
-    """The weight that every sample (or, with targets, every output) gets from its class."""
+def _class_weight(class_weight: Any, y: Any, is_label: bool, counts: Any) -> Any:
+    """The weight of every sample (or, with targets, of every output) by its class."""
     labels = np.asarray(y).astype(int) if is_label and is_concrete(y) else None
-    if isinstance(given, str):
-        if given != "balanced" or labels is None:
+    if isinstance(class_weight, str):
+        if class_weight != "balanced" or labels is None:
             raise ValueError(
-                f"class_weight={given!r}: the only name is 'balanced', for integer labels (N,)."
+                f"class_weight={class_weight!r}: the only name is 'balanced', for integer labels "
+                "(N,)."
             )
-        fraction = np.bincount(labels, np.ones(len(labels)) * counts)
-        fraction = np.where(fraction > 0, fraction, np.inf)
-        given = fraction[np.isfinite(fraction)].sum() / (np.isfinite(fraction).sum() * fraction)
-    elif isinstance(given, dict):
-        size = max(map(int, given), default=-1) + 1
-        table = np.full(size, np.nan)
-        table[list(map(int, given))] = list(given.values())
-        given = table
-    check_known(class_weight=given)
-    check_array("class_weight", given)
-    table = np.asarray(given, float)
+        sizes = np.bincount(labels, np.ones(len(labels)) * counts)
+        present = sizes > 0
+        class_weight = sizes.sum() / (present.sum() * np.where(present, sizes, np.inf))
+    elif isinstance(class_weight, dict):
+        by_class = class_weight
+        class_weight = np.full(max(map(int, by_class), default=-1) + 1, np.nan)
+        class_weight[list(map(int, by_class))] = list(by_class.values())
+    check_known(class_weight=class_weight)
+    check_array("class_weight", class_weight)
+    table = np.asarray(class_weight, float)
     if table.ndim != 1 or np.any(table < 0) or np.any(np.isinf(table)):
         raise ValueError("class_weight must be finite weights (K,), none of them negative.")
     if not is_label:
@@ -321,7 +319,7 @@ def _encode_tokens(loss: Loss, y: Weighted, outputs: Any) -> tuple[Array, Loss]:
 
 
 def _check_targets(loss: Loss, y: Any, n: int, c: int, dtype: Any) -> Array:
-    """Targets that are given as such, (N, C), or (N,) for one output, in the outputs' dtype."""
+    """Targets (N, C), or (N,) for one output, in the outputs' dtype."""
     if y.ndim == 1 and c == 1:
         y = y[:, None]
     if y.shape != (n, c):
@@ -330,13 +328,12 @@ def _check_targets(loss: Loss, y: Any, n: int, c: int, dtype: Any) -> Array:
             "(N,) or targets (N, C). Labels of tokens (N, T) go with outputs (N, T, V)."
         )
     targets = check_finite_value("y", jnp.asarray(y, dtype))
-    if loss.sample_loss in (cross_entropy.sample_loss, binary_cross_entropy.sample_loss):
-        targets = _check_probabilities(loss, targets)
-    return targets
+    has_probabilities = (cross_entropy.sample_loss, binary_cross_entropy.sample_loss)
+    return _check_probabilities(loss, targets) if loss.sample_loss in has_probabilities else targets
 
 
 def _as_labels(y: Any) -> np.ndarray:
-    """Labels or targets as an array of numbers; what is none is named with the cure."""
+    """Labels or targets as an array of numbers; errors have a hint."""
     try:
         array = np.asarray(y)
     except ValueError as problem:
@@ -353,11 +350,10 @@ def _as_labels(y: Any) -> np.ndarray:
 
 
 def _encode_labels(loss: Loss, y: Any, n: int, c: int, dtype: Any) -> tuple[Array, Loss]:
-    is_binary = loss.sample_loss is binary_cross_entropy.sample_loss
-    classes = 2 if c == 1 and is_binary else c
+    classes = 2 if c == 1 else c
     y = np.asarray(y) if is_concrete(y) else y
     y = y.astype(np.int32)  # 8 bits may not hold the number of classes that labels stay below
-    if c == 1 and not is_binary:
+    if c == 1 and loss.sample_loss is not binary_cross_entropy.sample_loss:
         raise ValueError(
             f"y holds integer labels but the network has one output; for regression with "
             f"{loss.name} give floating-point targets (N, 1)."
@@ -376,29 +372,27 @@ def _encode_labels(loss: Loss, y: Any, n: int, c: int, dtype: Any) -> tuple[Arra
         )
     if loss is squared_error:
         loss = dataclasses.replace(loss, error=misclassified)
-    if isinstance(y, np.ndarray):  # no compiled function for known values
-        known = y.astype(dtype).reshape(n, 1) if c == 1 else np.eye(c, dtype=dtype)[y]
-        return jax.device_put(known), loss
-    return (y.astype(dtype).reshape(n, 1) if c == 1 else jax.nn.one_hot(y, c, dtype=dtype)), loss
+    if c == 1:
+        targets = y.astype(dtype).reshape(n, 1)
+    elif isinstance(y, np.ndarray):
+        targets = np.eye(c, dtype=dtype)[y]
+    else:
+        targets = jax.nn.one_hot(y, c, dtype=dtype)
+    return jax.device_put(targets), loss  # nothing is compiled for known values
 
 
 def _check_probabilities(loss: Loss, targets: Array) -> Array:
-    has_rows = loss.sample_loss is cross_entropy.sample_loss
-    known = is_concrete(targets)
-    xp, values = (np, np.asarray(targets)) if known else (jnp, targets)  # no program for a check
-    outside = xp.any((values < 0) | (values > 1))
-    if has_rows:
-        outside = outside | xp.any(xp.abs(xp.sum(values, axis=-1) - 1) > 1e-3)
-    text = "in [0, 1]" + (" with rows that sum to 1" if has_rows else "")
-    if known:
-        if bool(outside):
-            raise ValueError(f"y: the targets of {loss.name} must be probabilities, {text}.")
-        return targets
-    return eqx.error_if(targets, outside, f"the targets of {loss.name} must be {text}")
+    # Nothing is compiled for known values.
+    xp, values = (np, np.asarray(targets)) if is_concrete(targets) else (jnp, targets)
+    bad, text = xp.any((values < 0) | (values > 1)), "in [0, 1]"
+    if loss.sample_loss is cross_entropy.sample_loss:
+        bad = bad | xp.any(xp.abs(xp.sum(values, axis=-1) - 1) > 1e-3)
+        text += " with rows that sum to 1"
+    return refuse(targets, bad, f"y: the targets of {loss.name} must be probabilities, {text}.")
 
 
 def _attach(loss: Loss, targets: Array, weight: Any) -> tuple[Array, Loss]:
-    """Targets and weights side by side, the weights of mean 1, and the loss that reads them."""
+    """Targets followed by their weights, of mean 1, and the loss that reads both."""
     w = jnp.asarray(weight, targets.dtype)
     if w.shape not in (targets.shape[:1], targets.shape):
         raise ValueError(
@@ -411,11 +405,8 @@ def _attach(loss: Loss, targets: Array, weight: Any) -> tuple[Array, Loss]:
     # mean that has to be positive is that of w * y.
     by_class = loss.sample_loss is cross_entropy.sample_loss
     mean = jnp.sum(w * targets) / targets.shape[0] if by_class else jnp.mean(w)
-    if is_concrete(mean):
-        if not float(np.asarray(mean)) > 0:
-            raise ValueError("the weights of y must leave something that counts; all are zero.")
-    else:
-        mean = eqx.error_if(mean, ~(mean > 0), "the weights of y are all zero")
+    text = "the weights of y must leave something that counts; all are zero."
+    mean = refuse(mean, ~(mean > 0), text)
     loss = dataclasses.replace(
         loss, sample_loss=_WeightedSample(loss), error=_WeightedError(loss), weighted=True
     )
@@ -463,7 +454,7 @@ _BY_OUTPUT: dict[Any, Callable[[Array, Array, Array], Array]] = {
 
 
 def token_labels(y: Any, shape: tuple[int, ...]) -> Any:
-    """Labels that know how many outputs a token has, where outputs are (N, T, V); else `y` itself.
+    """Labels with the number of outputs of a token, for outputs (N, T, V); else `y` itself.
 
     Args:
         y: integer labels (N, T), or `Weighted` ones with weights (N,) or (N, T).
@@ -499,10 +490,10 @@ def token_labels(y: Any, shape: tuple[int, ...]) -> Any:
 
 
 def token_targets(y: Weighted, dtype: Any) -> jax.Array:
-    """Labels of tokens and their weights, side by side: T labels, T weights of a sample.
+    """Labels of tokens followed by their weights: T labels, T weights of a sample.
 
-    The weights are zero for labels of `IGNORED`, and scaled so that their sum is N: a mean over
-    samples of what they weigh is the mean over all tokens that count.
+    The weights are zero for labels of `IGNORED`, and scaled so that their sum is N: the mean over
+    samples of weighted token losses is the mean over all tokens that count.
 
     Args:
         y: from `token_labels`; values may be traced.
@@ -520,16 +511,16 @@ def token_targets(y: Weighted, dtype: Any) -> jax.Array:
         [[3.0, 0.0, 1.0, 0.0]]
     """
     labels, weight, v = y.y, y.weight, y.vocabulary
-    known = is_concrete(labels) and is_concrete(weight)
-    xp: Any = np if known else jnp
+    is_known = is_concrete(labels) and is_concrete(weight)
+    xp: Any = np if is_known else jnp
     labels, weight = xp.asarray(labels), xp.asarray(weight, float)
     weight = weight[:, None] if weight.ndim == 1 else weight
     weights = xp.where(labels != IGNORED, weight, 0.0)
     outside = (weights > 0) & ((labels < 0) | (labels >= v))
     total = xp.sum(weights)
-    if not known:
-        words = f"token labels must lie in 0..{v - 1} or be {IGNORED}, and one at least must count"
-        weights = eqx.error_if(weights, xp.any(outside) | ~(total > 0), words)
+    if not is_known:
+        text = f"token labels must lie in 0..{v - 1} or be {IGNORED}, and one at least must count"
+        weights = eqx.error_if(weights, xp.any(outside) | ~(total > 0), text)
     elif outside.any():
         raise ValueError(
             f"y holds token labels such as {labels[outside][0]}, but the network has {v} outputs a "

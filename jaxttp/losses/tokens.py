@@ -1,9 +1,9 @@
-"""Which outputs of a network over tokens, logits (N, T, V), are linearised.
+"""The outputs of a network over tokens, logits (N, T, V), that are linearized.
 
-All of them where N T V is a few thousand: forecasts, `train` and curvature matrices take outputs
-(N, T, V) with labels (N, T) as they are, and their loss is the mean cross-entropy of the tokens
-that count (-100 for the others). Where there are more, a kernel of all of them does not fit, and
-one of these takes their place; where V is large only the first, since one token has V outputs.
+With N T V up to a few thousand, all of them: forecasts, `train` and curvature matrices take outputs
+(N, T, V) with labels (N, T), and their loss is the mean cross-entropy of the tokens that count
+(-100 for the others). A kernel of more outputs does not fit into memory; then one of these reduces
+them. For large V only the first does, since one token has V outputs.
 
     label_words      the logits of a few words at the last token: classification by prompt
     sample_tokens    the logits of a few tokens of every sequence, drawn at random
@@ -30,7 +30,7 @@ from jaxttp._core.types import ApplyFn, Params, count, noted, notes_of
 from jaxttp.losses.targets import IGNORED, Weighted
 
 MASKS = ("attention_mask", "mask")
-"""Keys of samples that say which tokens are there."""
+"""Keys of samples that hold the mask of padding."""
 
 
 def label_words(
@@ -40,14 +40,14 @@ def label_words(
 
         g(x)_k = f(x)[t, ids_k],    t the last token of x that is no padding
 
-    Labels are then 0 ... K - 1, places in `ids`, one a sequence; the softmax is over the K words.
+    Labels are then 0 ... K - 1, indices into `ids`, one a sequence; the softmax is over K words.
 
     Args:
         apply_fn: ``(params, x) -> logits (N, T, V)``.
         ids: K >= 2 different token ids, one word a class.
-        mask: from samples to (N, T), other than zero for tokens that are there, padding on
-            whichever side; None for x["attention_mask"] or x["mask"] where there is one, and all T
-            tokens where there is none. A row without any token counts as full.
+        mask: from samples to (N, T), zero for padding, on either side; None for
+            x["attention_mask"] or x["mask"] if there is one, else for all T tokens. A row without
+            any token counts as full.
 
     Returns:
         ``(params, x) -> outputs (N, K)``.
@@ -69,25 +69,25 @@ def label_words(
     """
     if not callable(apply_fn):
         raise TypeError(f"apply_fn must be a function (params, x) -> logits; got {apply_fn!r}.")
-    words = [operator.index(word) for word in check_several("ids", ids, "token ids")]
-    if len({*words}) != len(words) or len(words) < 2 or min(words) < 0:
-        raise ValueError(f"ids must be two or more different token ids, one a class; got {words}.")
-    chosen = np.asarray(words).astype(np.int32)  # whichever mode of 64 bits JAX is in
+    labels = [operator.index(token) for token in check_several("ids", ids, "token ids")]
+    if len({*labels}) != len(labels) or len(labels) < 2 or min(labels) < 0:
+        raise ValueError(f"ids must be two or more different token ids, one a class; got {labels}.")
+    columns = np.asarray(labels).astype(np.int32)  # in JAX's x64 mode, too
 
     def classify(params: Params, x: Any) -> Array:
         logits = _logits(apply_fn, params, x)
         t, v = logits.shape[1:]
-        if max(words) >= v:
-            raise ValueError(f"ids holds {max(words)}, but the network has {v} words: 0..{v - 1}.")
-        logits = logits[:, :, chosen]
-        there = _mask_of(x, mask)
-        if there is None:
+        if max(labels) >= v:
+            raise ValueError(f"ids holds {max(labels)}, but the network has {v} words: 0..{v - 1}.")
+        logits = logits[:, :, columns]
+        seen = _mask_of(x, mask)
+        if seen is None:
             return logits[:, -1]
-        if there.shape != logits.shape[:2]:
+        if seen.shape != logits.shape[:2]:
             raise ValueError(
-                f"mask gives {there.shape} for logits {(logits.shape[0], t, v)}: (N, T) is needed."
+                f"mask gives {seen.shape} for logits {(logits.shape[0], t, v)}: (N, T) is needed."
             )
-        last = t - 1 - jnp.argmax(there[:, ::-1] != 0, axis=1)
+        last = t - 1 - jnp.argmax(seen[:, ::-1] != 0, axis=1)
         return jnp.take_along_axis(logits, last[:, None, None], axis=1)[:, 0]
 
     return noted(classify, lambda: notes_of(apply_fn))
@@ -98,7 +98,7 @@ class TokenSample(NamedTuple):
 
     Attributes:
         apply_fn: ``(params, x) -> logits (N, S, V)`` of the tokens that were drawn.
-        x: the samples, with the places of the tokens (N, S).
+        x: the samples, with the positions of the tokens (N, S).
         y: their labels (N, S), weighted so that the mean is that of all tokens in expectation.
     """
 
@@ -113,8 +113,8 @@ def sample_tokens(apply_fn: ApplyFn, x: Any, y: Any, *, tokens: int, key: Array)
         L_S = (1/M) sum_i (m_i / s_i) sum_(t drawn) l_it,    s_i = min(tokens, m_i),
 
     with m_i the tokens of sequence i that count, M their sum: its mean over draws is the loss of
-    all of them. What is then forecast is a training on these tokens alone, which learns them
-    faster than it would learn all.
+    all of them. A forecast is then that of a training run on these tokens alone, which learns them
+    faster than a run on all tokens.
 
     Args:
         apply_fn: ``(params, x) -> logits (N, T, V)``.
@@ -146,8 +146,8 @@ def sample_tokens(apply_fn: ApplyFn, x: Any, y: Any, *, tokens: int, key: Array)
     y = y.y if isinstance(y, Weighted) else y
     labels = np.asarray(y) if is_concrete(y) else None
     if labels is None or labels.ndim != 2 or labels.dtype.kind not in "iu":
-        found = "traced values" if labels is None else f"{labels.dtype} {labels.shape}"
-        raise ValueError(f"y must be integer labels of tokens (N, T); got {found}.")
+        kind = "traced values" if labels is None else f"{labels.dtype} {labels.shape}"
+        raise ValueError(f"y must be integer labels of tokens (N, T); got {kind}.")
     if len(labels) != count(x):
         raise ValueError(f"y has {len(labels)} rows, x {count(x)}; lengths must match.")
     check_integer("tokens", tokens, at_least=1, at_most=labels.shape[1], hint="That is T.")
@@ -157,32 +157,33 @@ def sample_tokens(apply_fn: ApplyFn, x: Any, y: Any, *, tokens: int, key: Array)
     if not counts.any():
         raise ValueError(f"y leaves no token that counts: all are {IGNORED} or of weight 0.")
     order = np.asarray(jax.random.uniform(key, labels.shape)) - counts  # those that count first
-    places = np.argsort(order, axis=1)[:, :tokens]
-    drawn = np.take_along_axis(counts, places, axis=1)
-    there = counts.sum(1, keepdims=True)
-    fraction = there / np.maximum(np.minimum(there, tokens), 1)
-    own = np.where(drawn, np.take_along_axis(labels, places, axis=1), IGNORED)
-    weights = np.where(drawn, fraction * np.take_along_axis(weight, places, axis=1), 0.0)
+    positions = np.argsort(order, axis=1)[:, :tokens]
+    drawn = np.take_along_axis(counts, positions, axis=1)
+    total = counts.sum(1, keepdims=True)
+    factor = total / np.maximum(np.minimum(total, tokens), 1)
+    drawn_labels = np.where(drawn, np.take_along_axis(labels, positions, axis=1), IGNORED)
+    weights = np.where(drawn, factor * np.take_along_axis(weight, positions, axis=1), 0.0)
 
-    def rows(params: Params, given: Any) -> Array:
-        logits = _logits(apply_fn, params, given["x"])
-        return jnp.take_along_axis(logits, given["places"][:, :, None], axis=1)
+    def rows(params: Params, sample: Any) -> Array:
+        logits = _logits(apply_fn, params, sample["x"])
+        return jnp.take_along_axis(logits, sample["places"][:, :, None], axis=1)
 
-    noted(rows, lambda: notes_of(apply_fn))
-    return TokenSample(rows, {"x": x, "places": jnp.asarray(places)}, Weighted(own, weights))
+    samples = {"x": x, "places": jnp.asarray(positions)}
+    apply = noted(rows, lambda: notes_of(apply_fn))
+    return TokenSample(apply, samples, Weighted(drawn_labels, weights))
 
 
 def _logits(apply_fn: ApplyFn, params: Params, x: Any) -> Array:
     logits = apply_fn(params, x)
     shape = getattr(logits, "shape", None)
     if shape is None or len(shape) != 3:
-        found = f"a {type(logits).__name__}" if shape is None else f"{shape}"
-        raise ValueError(f"apply_fn must return logits of tokens (N, T, V); it returned {found}.")
+        kind = f"a {type(logits).__name__}" if shape is None else f"{shape}"
+        raise ValueError(f"apply_fn must return logits of tokens (N, T, V); it returned {kind}.")
     return logits
 
 
 def _mask_of(x: Any, mask: Callable[[Any], Any] | None) -> Any:
-    """(N, T), other than zero for what is no padding; None where nobody says."""
+    """(N, T), zero for padding; None if there is no mask."""
     if mask is not None:
         return jnp.asarray(mask(x))
     if isinstance(x, Mapping):

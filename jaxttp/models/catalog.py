@@ -1,4 +1,4 @@
-"""Networks by name, for images of a given shape: what the command line offers."""
+"""Networks by name, for images of a given shape, as on the command line."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -39,7 +39,7 @@ MODELS: dict[str, Entry] = {
 
 
 def model_names() -> tuple[str, ...]:
-    """The names that `make_model` knows.
+    """The names for `make_model`.
 
     Example:
         >>> model_names()[0]

@@ -1,8 +1,8 @@
 """Models made from models: other outputs, one layer's outputs, fewer parameters.
 
 A `Model` is a pure function and its parameters, so these serve networks of any framework. A module
-with a method ``activations(x)``, a dict from a layer's name to what it gives in the order of the
-computation, the outputs last ("head"), can be cut at any of its layers; every model here has one.
+with a method ``activations(x)`` can be cut at any of its layers. It returns a dict from a layer's
+name to its outputs in the order of the computation, "head" last; every model here has one.
 """
 
 from collections.abc import Callable
@@ -59,7 +59,7 @@ def check_model(model: Any) -> Model:
 
 
 def freeze(model: Model, trainable: Any) -> Model:
-    """The model with some of its parameters as constants: what is left trains.
+    """The model with some of its parameters as constants: the others train.
 
     Args:
         model: any model.
@@ -67,10 +67,10 @@ def freeze(model: Model, trainable: Any) -> Model:
             predicate on the path, such as `head_only` and `last_blocks`.
 
     Returns:
-        A model whose parameters are the chosen leaves, a dictionary by path.
+        A model whose parameters are the trainable leaves, a dictionary by path.
 
     Raises:
-        ValueError: nothing is chosen, or a mask does not fit.
+        ValueError: nothing is trainable, or a mask does not fit.
 
     Example:
         >>> import jax.numpy as jnp
@@ -83,14 +83,14 @@ def freeze(model: Model, trainable: Any) -> Model:
     mask = select_leaves(params, trainable)
     leaves, treedef = jax.tree.flatten(params)
     named = list(zip(leaf_paths(params), leaves, mask, strict=True))
-    frozen = [(path, None if chosen else leaf) for path, leaf, chosen in named]
+    frozen = [(path, None if trains else leaf) for path, leaf, trains in named]
 
-    def apply(chosen: Params, x: Any) -> Any:
-        whole = [chosen[path] if leaf is None else leaf for path, leaf in frozen]
+    def apply(weights: Params, x: Any) -> Any:
+        whole = [weights[path] if leaf is None else leaf for path, leaf in frozen]
         return apply_fn(jax.tree.unflatten(treedef, whole), x)
 
-    noted(apply, lambda: notes_of(apply_fn))
-    return Model(apply, {path: leaf for path, leaf, chosen in named if chosen})
+    weights = {path: leaf for path, leaf, trains in named if trains}
+    return Model(noted(apply, lambda: notes_of(apply_fn)), weights)
 
 
 def head_only(path: str) -> bool:
@@ -100,7 +100,7 @@ def head_only(path: str) -> bool:
         path: such as "blocks/0/conv1/kernel", or "blocks.0.conv1.weight" of `from_torch`.
 
     Returns:
-        True for "head" and what is in it.
+        True for "head" and its parameters.
 
     Example:
         >>> head_only("head/kernel"), head_only("head.weight"), head_only("blocks/0/head/kernel")
@@ -112,11 +112,11 @@ def head_only(path: str) -> bool:
 def last_blocks(
     params: Params, count: int, *, name: str = "blocks", after: tuple[str, ...] = ("norm", "head")
 ) -> Predicate:
-    """A predicate for `trainable`: the last blocks, and what comes after them.
+    """A predicate for `trainable`: the last blocks, and the layers after them.
 
     Args:
         params: of the model, with a list of blocks as `from_nnx` gives it.
-        count: how many blocks; 0 leaves what comes after them.
+        count: how many blocks; with 0 only the layers after them train.
         name: the list's name, "hidden" in an `MLP`.
         after: names of the layers behind the blocks, which train too.
 
@@ -135,8 +135,8 @@ def last_blocks(
     paths = [path.split("/") for path in leaf_paths(params)]
     blocks = {int(path[1]) for path in paths if path[0] == name and path[1:2] and path[1].isdigit()}
     if not blocks:
-        known = ", ".join(sorted({path[0] for path in paths}))
-        raise ValueError(f"name={name!r} is no list of blocks in params, which has {known}.")
+        listed = ", ".join(sorted({path[0] for path in paths}))
+        raise ValueError(f"name={name!r} is no list of blocks in params, which has {listed}.")
     total = max(blocks) + 1
     check_integer("count", count, at_least=0, at_most=total, hint=f"There are {total} blocks.")
 
@@ -180,7 +180,7 @@ class LayerOutput(nnx.Module):
         self.layer = layer
 
     def __call__(self, x: Any) -> Array:
-        """What the layer gives for inputs (N, ...), flattened to (N, h)."""
+        """The layer's outputs for inputs (N, ...), flattened to (N, h)."""
         layers = getattr(self.module, "activations")(x)  # noqa: B009  (nnx.Module promises none)
         features = layers[check_choice("layer", self.layer, layers)]
         return features.reshape(features.shape[0], -1)

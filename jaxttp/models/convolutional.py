@@ -1,8 +1,8 @@
 """Residual and plain convolutional networks in which a sample's outputs depend on it alone.
 
 The ImageNet and CIFAR networks (`resnet18` ... `resnet20`) have frozen batch norm or group norm.
-Without a norm, what normalisation does for the scale is done by the initialisation and by a fixed
-factor on the residual branches. In a network of B blocks a block maps x to
+Without a norm, the initialization and a fixed factor on the residual branches control the scale. In
+a network of B blocks a block maps x to
 
     φ(S x + B^{-1/2} F(x)),    F(x) = conv(φ(conv(x))),
 
@@ -12,6 +12,7 @@ of its input, and a block makes it grow at most by 1 + 2/B, all blocks together 
 whatever the depth. (The B^{-1/2} is that of Hayou et al. 2021, "Stable ResNet".)
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -78,9 +79,9 @@ class ResidualBlock(nnx.Module):
             sides = [(in_channels, middle, 1, 1), (middle, middle, 3, stride)]
             sides += [(middle, out_channels, 1, 1)]
         self.convolutions = len(sides)
-        for number, (inputs, outputs, size, step) in enumerate(sides, start=1):
-            setattr(self, f"conv{number}", conv(inputs, outputs, size, step, **options))
-            setattr(self, f"norm{number}", norm_layer(norm, outputs, param_dtype, rngs))
+        for index, (inputs, outputs, size, step) in enumerate(sides, start=1):
+            setattr(self, f"conv{index}", conv(inputs, outputs, size, step, **options))
+            setattr(self, f"norm{index}", norm_layer(norm, outputs, param_dtype, rngs))
         same = stride == 1 and in_channels == out_channels
         self.shortcut = None if same else conv(in_channels, out_channels, 1, stride, **options)
         self.shortcut_norm = norm_layer(None if same else norm, out_channels, param_dtype, rngs)
@@ -89,9 +90,9 @@ class ResidualBlock(nnx.Module):
         """Features (N, H, W, C) to features (N, H/stride, W/stride, C2), rounded up."""
         function = get_activation(self.activation).function
         h = x
-        for number in range(1, self.convolutions + 1):
-            h = apply_norm(getattr(self, f"norm{number}"), getattr(self, f"conv{number}")(h))
-            h = function(h) if number < self.convolutions else h
+        for index in range(1, self.convolutions + 1):
+            h = apply_norm(getattr(self, f"norm{index}"), getattr(self, f"conv{index}")(h))
+            h = function(h) if index < self.convolutions else h
         shortcut = x if self.shortcut is None else apply_norm(self.shortcut_norm, self.shortcut(x))
         return function(shortcut + self.branch_scale * h)
 
@@ -167,32 +168,22 @@ class ResNet(nnx.Module):
             param_dtype=param_dtype, rngs=rngs,
         )  # fmt: skip
         self.stem_norm = norm_layer(norm, stem_width, param_dtype, rngs)
-        inner, channels = [], stem_width
-        for width, stride, count in zip(widths, strides, counts, strict=True):
-            for index in range(count):
-                inner.append(
-                    ResidualBlock(
-                        channels,
-                        width,
-                        stride=stride if index == 0 else 1,
-                        branch_scale=branch_scale,
-                        activation=activation,
-                        norm=norm,
-                        bottleneck=block == "bottleneck",
-                        param_dtype=param_dtype,
-                        rngs=rngs,
-                    )
-                )
+        options: dict[str, Any] = {"activation": activation, "norm": norm, "rngs": rngs}
+        options |= {"branch_scale": branch_scale, "param_dtype": param_dtype}
+        options |= {"bottleneck": block == "bottleneck"}
+        self.blocks, channels = nnx.List(), stem_width
+        for width, first, count in zip(widths, strides, counts, strict=True):
+            for stride in (first, *(1,) * (count - 1)):
+                self.blocks.append(ResidualBlock(channels, width, stride=stride, **options))
                 channels = width
-        self.blocks = nnx.List(inner)
         self.head = linear_head(
             channels, num_classes, rngs=rngs, scale=head_scale, param_dtype=param_dtype
         )
 
     def activations(self, x: Float[Array | np.ndarray, "n h w c"]) -> dict[str, Array]:
-        """What every layer gives: "stem", "blocks.0" ... (N, H, W, D), "pool" (N, D), "head".
+        """The outputs of every layer: "stem", "blocks.0" ... (N, H, W, D), "pool" (N, D), "head".
 
-        The last block's features averaged over the image, "pool", are what the head sees.
+        The last block's features averaged over the image, "pool", are the inputs of the head.
         """
         _check_images(x, self.stem.in_features)
         function = get_activation(self.activation).function
@@ -410,19 +401,17 @@ class VGG(nnx.Module):
         check_integer("in_channels", in_channels, at_least=1)
         check_integers("widths", widths)
         self.in_channels = in_channels
+        options: dict[str, Any] = {"activation": activation, "norm": norm, "rngs": rngs}
         self.blocks = nnx.List(
-            VGGBlock(
-                inputs, outputs, activation=activation, norm=norm, param_dtype=param_dtype,
-                rngs=rngs,
-            )
-            for inputs, outputs in zip((in_channels, *widths), widths, strict=False)
-        )  # fmt: skip
+            VGGBlock(inputs, outputs, param_dtype=param_dtype, **options)
+            for inputs, outputs in itertools.pairwise((in_channels, *widths))
+        )
         self.head = linear_head(
             widths[-1], num_classes, rngs=rngs, scale=head_scale, param_dtype=param_dtype
         )
 
     def activations(self, x: Float[Array | np.ndarray, "n h w c"]) -> dict[str, Array]:
-        """What every layer gives: "blocks.0" ... (N, H, W, D), "pool" (N, D), "head" (N, C)."""
+        """The outputs of every layer: "blocks.0" ... (N, H, W, D), "pool" (N, D), "head" (N, C)."""
         _check_images(x, self.in_channels)
         smallest = 2 ** len(self.blocks)
         if min(x.shape[1:3]) < smallest:

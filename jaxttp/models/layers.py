@@ -1,4 +1,4 @@
-"""What networks are made of: activations with their gains, norms, convolutions, and a last layer.
+"""Building blocks of networks: activations with their gains, norms, convolutions, and a last layer.
 
 A layer with kernel ~ N(0, gain/fan_in) that is fed by activations φ keeps the second moment of its
 input when
@@ -15,6 +15,7 @@ one pass over data by `calibrate_batch_norm`. Every model keeps its last layer, 
 the attribute ``head``; that is all that `fresh_head` asks of a module.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
@@ -49,21 +50,13 @@ class Activation(NamedTuple):
     gain: float
 
 
-def _gelu(x: Array) -> Array:
-    return jax.nn.gelu(x, approximate=False)
-
-
-def _identity(x: Array) -> Array:
-    return x
-
-
 ACTIVATIONS: dict[str, Activation] = {
     "relu": Activation(jax.nn.relu, 2.0),
     "tanh": Activation(jax.nn.tanh, 2.536175433),
-    "gelu": Activation(_gelu, 2.351715613),
-    "identity": Activation(_identity, 1.0),
+    "gelu": Activation(functools.partial(jax.nn.gelu, approximate=False), 2.351715613),
+    "identity": Activation(jax.nn.identity, 1.0),
 }
-"""Every activation that the models know. ``gelu`` is the exact one, with the error function."""
+"""The activations of the models. ``gelu`` is the exact one, with the error function."""
 
 
 def get_activation(name: str) -> Activation:
@@ -130,16 +123,11 @@ def norm_layer(
     check_choice("norm", norm, ("batch", "group", None))
     if norm is None:
         return None
+    options: dict[str, Any] = {"epsilon": 1e-5, "use_fast_variance": False}
+    options |= {"param_dtype": param_dtype, "rngs": rngs}
     if norm == "group":
-        groups = math.gcd(32, channels)
-        return nnx.GroupNorm(
-            channels, groups, epsilon=1e-5, use_fast_variance=False,
-            param_dtype=param_dtype, rngs=rngs,
-        )  # fmt: skip
-    layer = nnx.BatchNorm(
-        channels, use_running_average=True, epsilon=1e-5, use_fast_variance=False,
-        param_dtype=param_dtype, rngs=rngs,
-    )  # fmt: skip
+        return nnx.GroupNorm(channels, math.gcd(32, channels), **options)
+    layer = nnx.BatchNorm(channels, use_running_average=True, **options)
     layer.mean = nnx.BatchStat(jnp.zeros(channels, param_dtype))
     layer.var = nnx.BatchStat(jnp.ones(channels, param_dtype))
     return layer
@@ -148,13 +136,13 @@ def norm_layer(
 def calibrate_batch_norm(module: M, x: Any) -> M:
     """A copy whose running averages are the means and variances of these samples.
 
-    One forward pass in training mode: every batch norm sees inputs that those before it have
-    normalised. That is how a network with random weights gets a sensible scale; afterwards the
-    averages are constants again, and every sample is on its own.
+    One forward pass in training mode: the inputs of every batch norm are normalized by those before
+    it. This gives a network with random weights a sensible scale. The averages are constants then,
+    and a sample's outputs depend on that sample alone.
 
     Args:
         module: a network with `nnx.BatchNorm` layers.
-        x: samples (N, ...), best the training set or a good part of it.
+        x: samples (N, ...), preferably the training set or a large part of it.
 
     Returns:
         A new module; the one given stays as it is.
@@ -176,15 +164,11 @@ def calibrate_batch_norm(module: M, x: Any) -> M:
     for layer in layers:
         layer.use_running_average, layer.momentum = False, 0.0
 
-    @nnx.jit
-    def run(model: Any, x: Any) -> Any:
-        return model(x)
-
     x = check_array("x", x)
     check_finite("x", x)
     if x.ndim < 2 or 0 in x.shape:
         raise ValueError(f"x must be samples (N, ...), not empty; got shape {x.shape}.")
-    run(copy, x.astype(layers[0].mean.dtype))
+    nnx.jit(lambda model, x: model(x))(copy, x.astype(layers[0].mean.dtype))
     for layer, (frozen, momentum) in zip(layers, before, strict=True):
         layer.use_running_average, layer.momentum = frozen, momentum
     return copy
@@ -196,28 +180,11 @@ def apply_norm(norm: nnx.BatchNorm | nnx.GroupNorm | None, x: Array) -> Array:
 
 
 def conv(
-    in_channels: int,
-    out_channels: int,
-    size: int,
-    stride: int,
-    *,
-    gain: float,
-    bias: bool,
-    param_dtype: DTypeLike,
-    rngs: nnx.Rngs,
+    inputs: int, outputs: int, size: int, stride: int, *, gain: float, bias: bool, **options: Any
 ) -> nnx.Conv:
-    """A square convolution, padded by (size - 1)/2 on either side whatever the stride."""
-    return nnx.Conv(
-        in_channels,
-        out_channels,
-        (size, size),
-        strides=stride,
-        padding=size // 2,
-        use_bias=bias,
-        kernel_init=kernel_init(gain),
-        param_dtype=param_dtype,
-        rngs=rngs,
-    )
+    """A square convolution, padded by (size - 1)/2 on either side for any stride."""
+    options |= {"strides": stride, "padding": size // 2, "use_bias": bias}
+    return nnx.Conv(inputs, outputs, (size, size), kernel_init=kernel_init(gain), **options)
 
 
 def layer_norm(width: int, param_dtype: DTypeLike, rngs: nnx.Rngs) -> nnx.LayerNorm:
@@ -313,19 +280,14 @@ def fresh_head(module: M, num_classes: int, *, key: Array, scale: float = 1.0) -
     check_key(key, optional=False)
     old = getattr(module, "head", None)
     if not isinstance(old, nnx.Linear):
-        found = "no such attribute" if old is None else f"a {type(old).__name__}"
+        kind = "no such attribute" if old is None else f"a {type(old).__name__}"
         raise TypeError(
             f"fresh_head needs a module whose last layer is an nnx.Linear called 'head'; "
-            f"{type(module).__name__} has {found}."
+            f"{type(module).__name__} has {kind}."
         )
-    head = linear_head(
-        old.in_features,
-        num_classes,
-        rngs=nnx.Rngs(params=key),
-        scale=scale,
-        use_bias=old.use_bias,
-        param_dtype=old.kernel.dtype,
-    )
+    options: dict[str, Any] = {"use_bias": old.use_bias, "param_dtype": old.kernel.dtype}
+    rngs = nnx.Rngs(params=key)
+    head = linear_head(old.in_features, num_classes, rngs=rngs, scale=scale, **options)
     copy = nnx.clone(module)
     setattr(copy, "head", head)  # noqa: B010  (M promises no attribute to the type checker)
     return copy

@@ -17,7 +17,7 @@ Targets = Predicate | str | Sequence[str]
 """Which kernels: a predicate on paths, or ends of names of modules."""
 
 _SEPARATOR = re.compile(r"[/.]")
-"""Between the parts of a path: dots are those of PyTorch's names."""
+"""Separates the parts of a path; dots are those of PyTorch's names."""
 _LOOKED_UP = re.compile(
     r".*embed.*|(.*_)?emb(_.*)?|wte|wpe|tok|(.*_)?tokens?|pos|positions?|segments?"
     r"|(pos|position|positional)_enc(oding)?", re.IGNORECASE
@@ -89,10 +89,9 @@ def lora(
     apply_fn, params = check_model(model)
     check_key(key, optional=False)
     leaves = dict(zip(leaf_paths(params), jax.tree.leaves(params), strict=True))
-    kernels = {path: leaves[path] for path in _chosen(leaves, targets)}
+    kernels = {path: leaves[path] for path in _adapted(leaves, targets)}
     if not kernels:
-        listed = ", ".join(list(leaves)[:8])
-        raise ValueError(f"targets chooses no kernel; params has {listed}.")
+        raise ValueError(f"targets chooses no kernel; params has {', '.join(list(leaves)[:8])}.")
     adapters: dict[str, Any] = {path: leaf for path, leaf in leaves.items() if also and also(path)}
     if twice := [path for path in kernels if path in adapters]:
         raise ValueError(
@@ -147,8 +146,8 @@ def merge_lora(
 
     Args:
         params: of the model that `lora` was given.
-        adapters: the parameters of the model that it returned, trained or not; what trained in
-            full takes the place of what was there.
+        adapters: the parameters of the model that it returned, trained or not; arrays that train in
+            full replace those of `params`.
         scale: s, as it was there; see `lora_scale`.
         output_axis: as it was there.
 
@@ -173,13 +172,12 @@ def merge_lora(
     leaves, treedef = jax.tree.flatten(params)
     merged = []
     for path, leaf in zip(paths, leaves, strict=True):
-        found = adapters.get(path)
-        if found is not None and not isinstance(found, Mapping):
-            leaf = found
-        elif found is not None:
-            a, b = found["a"], found["b"]
+        adapter = adapters.get(path, leaf)
+        if not isinstance(adapter, Mapping):
+            leaf = adapter
+        else:
             shape = jnp.moveaxis(leaf, output_axis, -1).shape
-            update = jnp.asarray(scale, leaf.dtype) * (a @ b)
+            update = jnp.asarray(scale, leaf.dtype) * (adapter["a"] @ adapter["b"])
             leaf = leaf + jnp.moveaxis(update.reshape(shape), -1, output_axis)
         merged.append(leaf)
     return jax.tree.unflatten(treedef, merged)
@@ -195,8 +193,8 @@ def _is_kernel(path: str) -> bool:
 def _sides(path: str, leaves: Mapping[str, Any], output_axis: int) -> tuple[int, int]:
     """The fan_in and fan_out of a kernel.
 
-    With three axes, the last two are outputs where its bias has their shape; where it has no bias,
-    the name of its module tells.
+    With three axes, the last two are outputs where its bias has their shape. Without a bias, the
+    name of its module decides.
     """
     shape = leaves[path].shape
     fan_out = shape[output_axis]
@@ -209,8 +207,8 @@ def _sides(path: str, leaves: Mapping[str, Any], output_axis: int) -> tuple[int,
     return math.prod(shape) // fan_out, fan_out
 
 
-def chosen_modules(names: Sequence[str], ends: str | Sequence[str]) -> list[str]:
-    """The modules that are meant, in their order.
+def matching_modules(names: Sequence[str], ends: str | Sequence[str]) -> list[str]:
+    """The modules whose names have these ends, in their order.
 
     Args:
         names: of all modules with a kernel, with dots.
@@ -223,21 +221,18 @@ def chosen_modules(names: Sequence[str], ends: str | Sequence[str]) -> list[str]
         ValueError: an end that fits no module.
 
     Example:
-        >>> chosen_modules(["a.q", "a.v"], ["v"])
+        >>> matching_modules(["a.q", "a.v"], ["v"])
         ['a.v']
     """
     ends = [ends] if isinstance(ends, str) else list(ends)
     fitting = {end: [name for name in names if f".{name}".endswith(f".{end}")] for end in ends}
-    if lost := [repr(end) for end, found in fitting.items() if not found]:
-        known = sorted({name.rsplit(".", 1)[-1] for name in names})
-        raise ValueError(
-            f"targets: {', '.join(lost)} fits no module; they end in {', '.join(known)}."
-        )
-    chosen = {name for found in fitting.values() for name in found}
-    return [name for name in names if name in chosen]
+    if lost := [repr(end) for end, fits in fitting.items() if not fits]:
+        listed = ", ".join(sorted({name.rsplit(".", 1)[-1] for name in names}))
+        raise ValueError(f"targets: {', '.join(lost)} fits no module; they end in {listed}.")
+    return [name for name in names if any(name in fits for fits in fitting.values())]
 
 
-def _chosen(leaves: Mapping[str, Any], targets: Targets | None) -> list[str]:
+def _adapted(leaves: Mapping[str, Any], targets: Targets | None) -> list[str]:
     """The paths of the kernels that get adapters."""
     if targets is None:
         return [path for path, leaf in leaves.items() if leaf.ndim > 1 and _is_kernel(path)]
@@ -247,4 +242,4 @@ def _chosen(leaves: Mapping[str, Any], targets: Targets | None) -> list[str]:
     for path, leaf in leaves.items():
         if leaf.ndim > 1 and not _NO_KERNEL.fullmatch(_SEPARATOR.split(path)[-1]):
             modules.setdefault(path.replace("/", ".").rpartition(".")[0], []).append(path)
-    return [path for name in chosen_modules(list(modules), targets) for path in modules[name]]
+    return [path for name in matching_modules(list(modules), targets) for path in modules[name]]

@@ -17,9 +17,9 @@ class MLP(nnx.Module):
 
         h_0 = x,   h_l = φ(h_{l-1} W_l + b_l),   f = h_{L-1} W_L + b_L
 
-    At initialisation biases are 0 and W_l ~ N(0, gain/fan_in). The gain is 1 for the first layer,
-    which sees the data, then 1/E[φ(z)²] (2 for the ReLU), which keeps the signal's size through the
-    depth; the head has ``head_scale``² in its place.
+    Initial biases are 0 and W_l ~ N(0, gain/fan_in). The gain is 1 for the first layer, then
+    1/E[φ(z)²] (2 for the ReLU), which keeps the signal's size through the depth. The head has
+    ``head_scale``² in its place.
 
     Args:
         sizes: widths (inputs, hidden..., outputs), at least the two outer ones.
@@ -61,12 +61,7 @@ class MLP(nnx.Module):
             for inputs, outputs, gain in zip(sizes[:-2], sizes[1:-1], gains[:-1], strict=True)
         )
         self.head = linear_head(
-            sizes[-2],
-            sizes[-1],
-            rngs=rngs,
-            scale=head_scale,
-            use_bias=use_bias,
-            param_dtype=param_dtype,
+            *sizes[-2:], rngs=rngs, scale=head_scale, use_bias=use_bias, param_dtype=param_dtype
         )
 
     def __call__(self, x: Float[Array | np.ndarray, "n ..."]) -> Float[Array, "n c"]:
@@ -75,7 +70,7 @@ class MLP(nnx.Module):
         return h
 
     def activations(self, x: Float[Array | np.ndarray, "n ..."]) -> dict[str, Array]:
-        """What every layer gives, in order: "hidden.0" ... (N, width), "head" (N, C)."""
+        """The outputs of every layer, in order: "hidden.0" ... (N, width), "head" (N, C)."""
         function = get_activation(self.activation).function
         h = jnp.reshape(x, (x.shape[0], -1))
         first = self.hidden[0] if len(self.hidden) else self.head

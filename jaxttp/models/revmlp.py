@@ -137,18 +137,15 @@ class RevMLP(nnx.Module):
         return self._read(states)
 
     def activations(self, x: Float[Array | np.ndarray, "n ..."]) -> dict[str, Array]:
-        """The states x_1 ... x_L behind the blocks, "blocks.0" ... (N, d), and "head" (N, C)."""
+        """The states x_1 ... x_L after the blocks, "blocks.0" ... (N, d), and "head" (N, C)."""
         states, layers = self.embed(x), {}
         blocks, fixed = self.weights.shape[0], self.fixed_bottlenecks
         names = [self.activation] * blocks if isinstance(self.activation, str) else self.activation
         for index, name in enumerate(names):
-            one = slice(index, index + 1)
-            states = layers[f"blocks.{index}"] = revmlp_forward(
-                self.weights[one],
-                None if fixed is None else fixed[one],
-                states,
-                activation=name,
-            )
+            block = slice(index, index + 1)
+            bottlenecks = None if fixed is None else fixed[block]
+            states = revmlp_forward(self.weights[block], bottlenecks, states, activation=name)
+            layers[f"blocks.{index}"] = states
         return layers | {"head": self._read(states)}
 
     def _read(self, states: Array) -> Array:
@@ -163,17 +160,17 @@ class RevMLP(nnx.Module):
 
     @property
     def fixed_bottlenecks(self) -> Array | None:
-        """V (L, 2, m, d/2), or None; what `gauss_newton` asks for as `bottlenecks`."""
+        """V (L, 2, m, d/2), or None; the argument `bottlenecks` of `gauss_newton`."""
         return None if self.bottlenecks is None else self.bottlenecks[...]
 
     @property
     def fixed_readout(self) -> Array | None:
-        """P (C, d), or None; what `gauss_newton` asks for as `readout`."""
+        """P (C, d), or None; the argument `readout` of `gauss_newton`."""
         return None if self.readout is None else self.readout[...]
 
     @property
     def parts(self) -> dict[str, Any]:
-        """What `gauss_newton` is to know of this network, beside the weights that are trained.
+        """The keywords of `gauss_newton` for this network.
 
         Example:
             >>> from jaxttp.gauss_newton import gauss_newton

@@ -22,7 +22,7 @@ class Attention(nnx.Module):
         width: D.
         heads: H, a divisor of D.
         rngs: Flax's random streams.
-        causal: whether a position sees only itself and what is before it.
+        causal: whether a position attends only to itself and earlier ones.
         param_dtype: dtype of the parameters.
 
     Raises:
@@ -116,7 +116,7 @@ class Transformer(nnx.Module):
         width: D, of the states.
         depth: number of blocks.
         heads: of the attention, a divisor of D.
-        causal: whether a position sees only itself and what is before it.
+        causal: whether a position attends only to itself and earlier ones.
         head_scale: standard deviation of the initial outputs for features of unit second moment.
         param_dtype: dtype of the parameters.
 
@@ -165,7 +165,7 @@ class Transformer(nnx.Module):
         )
 
     def activations(self, x: Float[Array | np.ndarray, "n t d"]) -> dict[str, Array]:
-        """What every layer gives: "embed", "blocks.0" ..., "norm" (N, T, D), "head" (N, T, V)."""
+        """Outputs of every layer: "embed", "blocks.0" ..., "norm" (N, T, D), "head" (N, T, V)."""
         if x.ndim != 3 or x.shape[1] > self.length or x.shape[2] != self.embed.in_features:
             raise ValueError(
                 f"x of shape {x.shape} is not a batch of sequences (N, T, "
@@ -255,14 +255,14 @@ class ViT(nnx.Module):
         )
 
     def activations(self, x: Float[Array | np.ndarray, "n h w c"]) -> dict[str, Array]:
-        """What every layer gives: "patches", "blocks.0" ... (N, T, D), "token" (N, D), "head".
+        """Outputs of every layer: "patches", "blocks.0" ... (N, T, D), "token" (N, D), "head".
 
         The first of the T positions is the class token; "token" is it after the last norm.
         """
-        wanted = (self.image_size, self.image_size, self.patch_embed.in_features)
-        if x.shape[1:] != wanted:
+        shape = (self.image_size, self.image_size, self.patch_embed.in_features)
+        if x.shape[1:] != shape:
             raise ValueError(
-                f"x of shape {x.shape} is not a batch of images {('N', *wanted)}: the positions "
+                f"x of shape {x.shape} is not a batch of images {('N', *shape)}: the positions "
                 "fix the size. Resize the images, or give image_size."
             )
         patches = self.patch_embed(jnp.asarray(x))

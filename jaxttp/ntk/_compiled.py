@@ -1,14 +1,14 @@
-"""The execution of a plan: compiled pieces, and kernels too large for one piece, tile by tile.
+"""The execution of a plan: compiled functions, and kernels of more than one tile.
 
 Where the features of all samples fit into memory they are computed once, and blocks of them are
-multiplied with each other. Else those of a block of rows stay in memory, while those of one block
-of columns after the other are computed, multiplied with them and dropped.
+multiplied with each other. Otherwise the features of one block of rows stay in memory. Those of
+each block of columns are computed, multiplied with them and dropped.
 """
 
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -35,7 +35,7 @@ def dtype_of(leaf: Any) -> Any:
 
 
 class Variant(NamedTuple):
-    """Which of the many possible programs is compiled: all it depends on but shapes; hashable.
+    """The static arguments of compiled functions besides shapes; hashable.
 
     Attributes:
         trainable: which leaves of the parameters the kernel is over.
@@ -53,7 +53,7 @@ class Variant(NamedTuple):
 
 
 class Functions(NamedTuple):
-    """Compiled pieces of the computation; `start` arguments are traced integers.
+    """Compiled functions; `start` arguments are traced integers.
 
     `leaves` are those of the parameters, then the arrays that the network closes over.
 
@@ -71,52 +71,42 @@ class Functions(NamedTuple):
 
 
 @functools.lru_cache(maxsize=64)
-def compiled(program: NetworkProgram, variant: Variant) -> Functions:
-    """The pieces for a network, kept by its equations, not by the function that has them."""
+def compiled(network: NetworkProgram, variant: Variant) -> Functions:
+    """The functions for a network, kept by its equations, not by the function that has them."""
     engine: Any = _VectorProducts if variant.method == "vector_product" else _Layerwise
 
     def whole(leaves: list[Array], x1: list[Array], x2: list[Array] | None) -> Array:
-        tool = engine(program, variant, leaves)
+        tool = engine(network, variant, leaves)
         first = tool.features(x1)
         return tool.square(first) if x2 is None else tool.against(first, tool.features(x2))
 
     def features(leaves: list[Array], x: list[Array], start: Array, size: int) -> Any:
         some = [jax.lax.dynamic_slice_in_dim(leaf, start, size) for leaf in x]
-        return engine(program, variant, leaves).features(some)
+        return engine(network, variant, leaves).features(some)
 
     def square(leaves: list[Array], row_features: Any) -> Array:
-        return engine(program, variant, leaves).square(row_features)
+        return engine(network, variant, leaves).square(row_features)
 
     def against(leaves: list[Array], row_features: Any, column_features: Any) -> Array:
-        return engine(program, variant, leaves).against(row_features, column_features)
+        return engine(network, variant, leaves).against(row_features, column_features)
 
-    return Functions(
-        jit(whole),
-        jit(features, static_argnames="size"),
-        jit(square),
-        jit(against),
-    )
+    return Functions(jit(whole), jit(features, static_argnames="size"), jit(square), jit(against))
 
 
-@contextlib.contextmanager
-def wide(dtype: str) -> Iterator[None]:
-    """Allow float64 for a while, if that is the accumulation's dtype."""
-    if dtype == "float64":
-        with jax.enable_x64(True):
-            yield
-    else:
-        yield
+def wide(dtype: str) -> contextlib.AbstractContextManager[Any]:
+    """Allow float64 in a block, if that is the accumulation's dtype."""
+    return jax.enable_x64(True) if dtype == "float64" else contextlib.nullcontext()
 
 
 class _Layerwise:
     """Layerwise and Jacobian methods: they differ in the forms alone."""
 
-    def __init__(self, program: NetworkProgram, variant: Variant, leaves: Any) -> None:
+    def __init__(self, network: NetworkProgram, variant: Variant, leaves: Any) -> None:
         self.variant, self.leaves = variant, leaves
         forms = dict(variant.forms)
-        sites = find_sites(program, variant.trainable)
+        sites = find_sites(network, variant.trainable)
         self.layers = Layers(
-            program,
+            network,
             activation=tuple(site for site in sites if forms[site.leaf] == "activation"),
             gradient=tuple(site for site in sites if forms[site.leaf] == "gradient"),
             direct=tuple(leaf for leaf, form in forms.items() if form == "direct"),
@@ -126,12 +116,12 @@ class _Layerwise:
     def features(self, x: list[Array]) -> Features:
         return self.layers.features(self.leaves, x)
 
-    def against(self, row_features: Features, other: Features | None) -> Array:
-        """The kernel in the public layout; with None of the rows themselves, its upper half."""
+    def against(self, row_features: Features, column_features: Features | None) -> Array:
+        """The kernel in the public layout; for None its upper half, of the rows themselves."""
         output = self.variant.output
         dtype = jnp.dtype(self.variant.dtype)
         with wide(self.variant.dtype):
-            kernel = self.layers.kernel(row_features, other, output, dtype)
+            kernel = self.layers.kernel(row_features, column_features, output, dtype)
             if output == "trace":
                 kernel = kernel / jnp.asarray(self.layers.program.outputs, dtype)
             return layerwise.finish(kernel, output)
@@ -145,25 +135,25 @@ class _Layerwise:
 class _VectorProducts:
     """A column of the kernel is J applied to a row of J; no Jacobian is ever formed."""
 
-    def __init__(self, program: NetworkProgram, variant: Variant, leaves: Any) -> None:
-        self.program, self.variant, self.leaves = program, variant, leaves
+    def __init__(self, network: NetworkProgram, variant: Variant, leaves: Any) -> None:
+        self.network, self.variant, self.leaves = network, variant, leaves
 
-    def _network(self, chosen: dict[int, Array], x: Sequence[Array]) -> Array:
-        leaves: list[Any] = [chosen.get(index, leaf) for index, leaf in enumerate(self.leaves)]
-        return self.program.batch(leaves, x)
+    def _outputs(self, trained: dict[int, Array], x: Sequence[Array]) -> Array:
+        leaves: list[Any] = [trained.get(index, leaf) for index, leaf in enumerate(self.leaves)]
+        return self.network.batch(leaves, x)
 
     def features(self, x: list[Array]) -> list[Array]:
         return x
 
     def against(self, row_features: list[Array], x: list[Array]) -> Array:
         mask = self.variant.trainable
-        chosen = {i: self.leaves[i] for i, wanted in enumerate(mask) if wanted}
-        outputs, _, push = pull_and_push(lambda leaves: self._network(leaves, row_features), chosen)
+        weights = {i: self.leaves[i] for i, is_trained in enumerate(mask) if is_trained}
+        outputs, _, push = pull_and_push(lambda w: self._outputs(w, row_features), weights)
         basis = jnp.eye(outputs.shape[-1], dtype=outputs.dtype)
 
         def columns(*row: Array) -> Array:
-            one = [leaf[None] for leaf in row]
-            _, pull = jax.vjp(lambda leaves: self._network(leaves, one)[0], chosen)
+            sample = [leaf[None] for leaf in row]
+            _, pull = jax.vjp(lambda w: self._outputs(w, sample)[0], weights)
             return jax.vmap(lambda e: push(pull(e)[0]))(basis)  # (C, n1, C)
 
         kernel = jax.vmap(columns)(*x).transpose(2, 3, 0, 1)  # (n1, C, n2, C)
@@ -194,43 +184,34 @@ def by_blocks(
 
     `progress` is called with (pairs of samples done, pairs in all).
     """
-    is_own, others = x2 is None, x1 if x2 is None else x2
-    n1, n2 = len(x1[0]), len(others[0])
-    starts = [min(low, n1 - plan.rows) for low in range(0, n1, plan.rows)]
+    is_own, columns = x2 is None, x1 if x2 is None else x2
+    n1, n2 = len(x1[0]), len(columns[0])
+    row_blocks = [min(low, n1 - plan.rows) for low in range(0, n1, plan.rows)]
 
-    def columns_beside(i: int) -> list[int]:
-        """Where the columns of a block of rows start, those of its own square apart."""
+    def column_blocks(i: int) -> list[int]:
+        """Starts of the blocks of columns for a block of rows, without its own square."""
         first = i + plan.rows if is_own else 0
         return [min(low, n2 - plan.columns) for low in range(first, n2, plan.columns)]
 
-    tiles = sum(len(columns_beside(i)) + is_own for i in starts)
-    if plan.kept:
-        tiles = len(starts) * (len(starts) + 1) // 2
-    found = _Unfinished(n1, n2, output, dtype, tiles, progress)
+    tiles = sum(len(column_blocks(i)) + is_own for i in row_blocks)
+    unfinished = _Unfinished(n1, n2, output, dtype, tiles, progress)
     features = functools.partial(features_of_rows, functions, leaves)
     multiply = functools.partial(against, functions, leaves, output=output, dtype=dtype)
-    # The square on the diagonal comes last: a tile beside it may reach back into it and, computed
-    # in another order, would spoil its exact symmetry.
-    if plan.kept:
-        held = []
-        for j in starts:
-            held.append(features(x1, j, plan.rows, plan.chunk))
-            for i, row_features in zip(starts[: len(held) - 1], held, strict=False):
-                found.write(multiply(row_features, held[-1]), i, j, also_mirrored=True)
-            found.write_square(multiply(held[-1], held[-1], is_half=True), j)
-        return found.kernel
-    for i in starts:
-        row_features = features(x1, i, plan.rows, plan.chunk)
-        for j in columns_beside(i):
-            column_features = features(others, j, plan.columns, min(plan.chunk, plan.columns))
-            found.write(multiply(row_features, column_features), i, j, also_mirrored=is_own)
+    kept = {i: features(x1, i, plan.rows, plan.chunk) for i in row_blocks if plan.kept}
+    for i in row_blocks:
+        row_features = kept[i] if kept else features(x1, i, plan.rows, plan.chunk)
+        for j in column_blocks(i):
+            chunk = min(plan.chunk, plan.columns)
+            column_features = kept[j] if kept else features(columns, j, plan.columns, chunk)
+            unfinished.write(multiply(row_features, column_features), i, j, also_mirrored=is_own)
+        # The square on the diagonal comes last: the tile before it may overlap it and would spoil
+        # its exact symmetry.
         if is_own:
-            # Half of a product takes copies of its features, for which there is no room where a
-            # block is as large as memory allows; gradients that wait have none.
-            is_half = bool(getattr(row_features, "late", None))
-            found.write_square(multiply(row_features, row_features, is_half=is_half), i)
+            # Half of a product copies its features. Kept and deferred ones leave room for copies.
+            is_half = plan.kept or bool(getattr(row_features, "late", None))
+            unfinished.write_square(multiply(row_features, row_features, is_half=is_half), i)
         del row_features  # before those of the next block are computed
-    return found.kernel
+    return unfinished.kernel
 
 
 @dataclasses.dataclass
@@ -258,7 +239,7 @@ class _Unfinished:
                 self.kernel, tile, i, j, output=self.output, also_mirrored=also_mirrored
             )
         if is_concrete(self.kernel):
-            # Dispatch is asynchronous: without waiting, blocks to come would be allocated already.
+            # Dispatch is asynchronous: without waiting, later blocks would be allocated already.
             jax.block_until_ready(self.kernel)
         if self.progress is not None:
             pairs = self.n1 * self.n2
@@ -266,7 +247,7 @@ class _Unfinished:
             self.progress(pairs * self.done // self.tiles, pairs)
 
     def write_square(self, tile: Array, start: int) -> None:
-        """Put a square on the diagonal, of which the upper half counts."""
+        """Write a square on the diagonal, given by its upper half."""
         with wide(self.dtype):
             tile = _mirrored(tile, output=self.output)
         self.write(tile, start, start, also_mirrored=False)
@@ -282,37 +263,37 @@ def against(
     dtype: str,
     is_half: bool = False,
 ) -> Array:
-    """A tile; layers whose gradients wait are multiplied one after the other.
+    """A tile; layers with deferred gradients are multiplied one after the other.
 
     Args:
-        functions: compiled pieces.
+        functions: compiled functions.
         leaves: of the parameters.
         row_features: of some samples.
         column_features: of others.
         output: "full", "trace" or "diagonal".
         dtype: in which it is summed.
-        is_half: whether the others are the same, and only the upper half is wanted.
+        is_half: whether both are the same, and only the upper half is computed.
     """
-    waiting = getattr(row_features, "late", {})
+    deferred = getattr(row_features, "late", {})
     tile: Any = None
-    if not waiting or row_features.inputs or row_features.gradients:
-        first, second = (
-            one._replace(late={}) if waiting else one for one in (row_features, column_features)
-        )
-        tile = (
-            functions.square(leaves, first) if is_half
-            else functions.against(leaves, first, second)
-        )  # fmt: skip
+    if not deferred or row_features.inputs or row_features.gradients:
+        first, second = row_features, column_features
+        if deferred:
+            first, second = first._replace(late={}), second._replace(late={})
+        if is_half:
+            tile = functions.square(leaves, first)
+        else:
+            tile = functions.against(leaves, first, second)
     with wide(dtype):
-        for leaf, pair in waiting.items():
-            other = None if is_half else column_features.late[leaf]
-            part = product_of_outer(pair, other, PRODUCTS[output], dtype)
+        for leaf, row_pair in deferred.items():
+            column_pair = None if is_half else column_features.late[leaf]
+            part = product_of_outer(row_pair, column_pair, PRODUCTS[output], dtype)
             part = layerwise.finish(part, output)
             if output == "trace":
-                part = part / jnp.asarray(pair.cotangents.shape[1], part.dtype)
+                part = part / jnp.asarray(row_pair.cotangents.shape[1], part.dtype)
             tile = part if tile is None else tile + part
             if is_concrete(part):
-                jax.block_until_ready(tile)  # else pieces to come would be allocated already
+                jax.block_until_ready(tile)  # else later parts would be allocated already
     return tile
 
 
@@ -346,7 +327,7 @@ def _put(row_features: Any, part: Any, offset: Array) -> Any:
 def _write(
     kernel: Array, tile: Array, i: Array, j: Array, *, output: str, also_mirrored: bool
 ) -> Array:
-    """Put a tile in place, and its transpose in the mirrored place."""
+    """Write a tile, and its transpose at the mirrored indices."""
 
     def put(kernel: Array, tile: Array, row: Array, column: Array) -> Array:
         start: list[Any] = [0] * kernel.ndim

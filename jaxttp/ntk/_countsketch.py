@@ -49,28 +49,28 @@ class RolledBlocks(NamedTuple):
     shifts: Array
 
 
-class Places(NamedTuple):
+class Buckets(NamedTuple):
     """A CountSketch in which as few coordinates as possible share a bucket.
 
     Attributes:
-        of: the coordinates that go into a bucket (turns, dim), their number for none.
-        signs: of what goes there (turns, dim), int8.
+        coordinates: those in each bucket (rounds, dim); their total number stands for none.
+        signs: of these coordinates (rounds, dim), int8.
     """
 
-    of: Array
+    coordinates: Array
     signs: Array
 
 
 class Convolution(NamedTuple):
     """The sketches of x and of g."""
 
-    inputs: Places
-    outputs: Places
+    inputs: Buckets
+    outputs: Buckets
 
 
 @functools.partial(jit, static_argnums=(1, 2))
 def draw_blocks(key: Array, blocks: int, dim: int) -> RolledBlocks:
-    """Signs and shifts of so many blocks, each by its own number."""
+    """Signs and shifts of this many blocks, each by its own index."""
 
     def draw(index: Array) -> tuple[Array, Array]:
         sign_key, shift_key = jax.random.split(jax.random.fold_in(key, index))
@@ -81,23 +81,23 @@ def draw_blocks(key: Array, blocks: int, dim: int) -> RolledBlocks:
 
 
 def blocks_of(size: int, dim: int) -> int:
-    """Blocks of so many coordinates."""
+    """How many blocks of width `dim` hold this many coordinates."""
     return -(-size // dim)
 
 
 @functools.partial(jit, static_argnums=(1, 2, 3))
 def draw_convolution(key: Array, fan_in: int, fan_out: int, dim: int) -> Convolution:
-    """Places and signs for x and g."""
+    """Buckets and signs for x and g."""
 
-    def places(key: Array, size: int) -> Places:
-        order, sign = jax.random.split(key)
+    def draw(key: Array, size: int) -> Buckets:
+        order_key, sign_key = jax.random.split(key)
         shape = blocks_of(size, dim), dim
-        of = jnp.minimum(jax.random.permutation(order, math.prod(shape)), size)
-        signs = jax.random.rademacher(sign, (math.prod(shape),), "int8")
-        return Places(of.reshape(shape), signs.reshape(shape))
+        order = jax.random.permutation(order_key, math.prod(shape))
+        signs = jax.random.rademacher(sign_key, (math.prod(shape),), "int8")
+        return Buckets(jnp.minimum(order, size).reshape(shape), signs.reshape(shape))
 
-    one, two = jax.random.split(key)
-    return Convolution(places(one, fan_in), places(two, fan_out))
+    input_key, output_key = jax.random.split(key)
+    return Convolution(draw(input_key, fan_in), draw(output_key, fan_out))
 
 
 def of_rows(rows: Float[Array, "m d"], blocks: RolledBlocks) -> Float[Array, "m dim"]:
@@ -110,27 +110,28 @@ def of_rows(rows: Float[Array, "m d"], blocks: RolledBlocks) -> Float[Array, "m 
         block = jax.lax.dynamic_slice_in_dim(padded, index * dim, dim, axis=1)
         return _with_block(total, block, blocks, index)
 
-    return _laid_over(jax.lax.fori_loop(0, count, add, jnp.zeros((many, 2 * dim), rows.dtype)))
+    zeros = jnp.zeros((many, 2 * dim), rows.dtype)
+    return _sum_of_halves(jax.lax.fori_loop(0, count, add, zeros))
 
 
 def _with_block(total: Array, block: Array, blocks: RolledBlocks, index: Any) -> Array:
-    """One more block on two turns of the sketch, which are laid over each other at the end."""
+    """Add a block to a sketch of twice its width, whose halves are added at the end."""
     width, dim = block.shape[-1], blocks.signs.shape[1]
     block = block * blocks.signs[index][None, :width].astype(block.dtype)
     start = dim - blocks.shifts[index]
-    there = jax.lax.dynamic_slice_in_dim(total, start, width, axis=1)
-    return jax.lax.dynamic_update_slice_in_dim(total, there + block, start, axis=1)
+    before = jax.lax.dynamic_slice_in_dim(total, start, width, axis=1)
+    return jax.lax.dynamic_update_slice_in_dim(total, before + block, start, axis=1)
 
 
-def _laid_over(turns: Array) -> Array:
-    dim = turns.shape[1] // 2
-    return turns[:, :dim] + turns[:, dim:]
+def _sum_of_halves(total: Array) -> Array:
+    dim = total.shape[1] // 2
+    return total[:, :dim] + total[:, dim:]
 
 
 def columns_of(classes: int, fan_out: int, fan_in: int) -> int:
     """Columns of a sample's gradients (C o, k) that are formed at a time: some 2^17 numbers.
 
-    A power of two (34 of them take as long as 64 on a CPU), more than a few in any case.
+    At least 16, and a power of two: 34 columns take as long as 64 on a CPU.
     """
     fitting = max(1, (1 << 17) // (classes * fan_out))
     return min(fan_in, max(16, min(64, 1 << (fitting.bit_length() - 1))))
@@ -149,20 +150,20 @@ def of_products(
     (n, positions, fan_in), (_, classes, fan_out, _) = x.shape, g.shape
     dim = blocks.signs.shape[1]
     width = columns_of(classes, fan_out, fan_in)
-    pieces, each = blocks_of(fan_in, width), blocks_of(width * fan_out, dim)
-    x = jnp.pad(x, ((0, 0), (0, 0), (0, pieces * width - fan_in)))
+    chunks, chunk_blocks = blocks_of(fan_in, width), blocks_of(width * fan_out, dim)
+    x = jnp.pad(x, ((0, 0), (0, 0), (0, chunks * width - fan_in)))
     rows = g.reshape(n, classes * fan_out, positions)
 
     def add(index: Array, total: Array) -> Array:
         some = jax.lax.dynamic_slice_in_dim(x, index * width, width, axis=2)
         formed = jnp.einsum("nqs,nsk->nqk", rows, some).reshape(n * classes, fan_out * width)
-        for block in range(each):
+        for block in range(chunk_blocks):
             part = formed[:, block * dim : (block + 1) * dim]
-            total = _with_block(total, part, blocks, index * each + block)
+            total = _with_block(total, part, blocks, index * chunk_blocks + block)
         return total
 
-    nothing = jnp.zeros((n * classes, 2 * dim), g.dtype)
-    return _laid_over(jax.lax.fori_loop(0, pieces, add, nothing)).reshape(n, classes, dim)
+    zeros = jnp.zeros((n * classes, 2 * dim), g.dtype)
+    return _sum_of_halves(jax.lax.fori_loop(0, chunks, add, zeros)).reshape(n, classes, dim)
 
 
 def spectrum_of_products(
@@ -172,12 +173,12 @@ def spectrum_of_products(
     return jnp.einsum("nsf,ncsf->ncf", _spectrum(x, drawn.inputs), _spectrum(g, drawn.outputs))
 
 
-def _spectrum(rows: Array, places: Places) -> Array:
-    padded = jnp.pad(rows, [(0, 0)] * (rows.ndim - 1) + [(0, 1)])  # what goes where nothing does
+def _spectrum(rows: Array, buckets: Buckets) -> Array:
+    padded = jnp.pad(rows, [(0, 0)] * (rows.ndim - 1) + [(0, 1)])  # a zero for empty buckets
     total: Any = 0.0
-    for of, signs in zip(places.of, places.signs.astype(rows.dtype), strict=True):
-        there = jnp.take(padded, of, axis=-1, mode="clip")
-        total = total + there * signs.reshape((1,) * (rows.ndim - 1) + (-1,))
+    for coordinates, signs in zip(*buckets, strict=True):
+        entries = jnp.take(padded, coordinates, axis=-1, mode="clip")
+        total = total + entries * signs.astype(rows.dtype).reshape((1,) * (rows.ndim - 1) + (-1,))
     return jnp.fft.rfft(total)
 
 
@@ -193,22 +194,22 @@ def of_tokens(
         shift = jax.random.randint(shift_key, (), 0, dim)
         return signs, (jnp.arange(width) + shift) % dim
 
-    def of_one(tokens: Array, g: Array) -> Array:
-        signs, places = jax.vmap(draw)(tokens)  # (s, o)
-        return jnp.zeros((len(g), dim), g.dtype).at[:, places].add(g * signs[None])
+    def sample_sketch(tokens: Array, g: Array) -> Array:
+        signs, buckets = jax.vmap(draw)(tokens)  # (s, o)
+        return jnp.zeros((len(g), dim), g.dtype).at[:, buckets].add(g * signs[None])
 
-    return jax.vmap(of_one)(tokens, g)
+    return jax.vmap(sample_sketch)(tokens, g)
 
 
 @dataclasses.dataclass(frozen=True)
-class Prices:
-    """Operations that something takes the time of, on two cores of a CPU.
+class Costs:
+    """Floating-point operations that take as long as one of these, on two cores of a CPU.
 
     Attributes:
         write: a number of a gradient that is formed and added up.
         transform: each of dim log2(dim) numbers of a Fourier transform.
         token: a sign that is drawn when it is needed.
-        scatter: a number that is put in its place.
+        scatter: a number that is scattered.
     """
 
     write: float = 20
@@ -217,7 +218,7 @@ class Prices:
     scatter: float = 500
 
 
-PRICES = Prices()
+COSTS = Costs()
 _FOLD = "fold"
 Projections = dict[str, Any]
 
@@ -225,14 +226,14 @@ Projections = dict[str, Any]
 def width_of(size: int, dim: int, wide: int = 1 << 12) -> int:
     """Buckets of a network's sketch before they are folded to `dim`, of which it is a multiple.
 
-    Two coordinates share one of K buckets with probability 1/K, and two of K buckets are folded
-    together with (K/dim - 1)/(K - 1): both with 1/dim at most.
+    Two coordinates share one of K buckets with probability 1/K. Two of K buckets are folded
+    together with probability (K/dim - 1)/(K - 1). Together this is 1/dim at most.
 
     Args:
         size: coordinates of a row of the Jacobian.
         dim: of its sketch.
-        wide: at least so many, where there are coordinates for them: with few buckets a turn of a
-            loop has little to do.
+        wide: buckets at least, where there are as many coordinates: with few buckets an iteration
+            of a loop has little to do.
     """
     return dim * max(1, min(-(-size // dim), -(-wide // dim)))
 
@@ -241,12 +242,12 @@ def form_costs(site: Site, classes: int, dim: int) -> dict[str, float]:
     """Operations of a sample, by how a site's gradients may be sketched."""
     s, k, o = site.positions, site.fan_in, site.fan_out
     if site.kind == "embedding":
-        tokens = s * o * (PRICES.token + classes * PRICES.scatter)
-        return {"tokens": tokens, "direct": 2.0 * PRICES.write * classes * k * o}
-    formed = float(classes * site.size * (2 * s + PRICES.write))
+        tokens = s * o * (COSTS.token + classes * COSTS.scatter)
+        return {"tokens": tokens, "direct": 2.0 * COSTS.write * classes * k * o}
+    formed = float(classes * site.size * (2 * s + COSTS.write))
     if site.groups > 1 or site.size < JOIN_BELOW:
         return {"gradient": formed}
-    spectra = PRICES.transform * s * (1 + classes) * dim * math.log2(max(2, dim))
+    spectra = COSTS.transform * s * (1 + classes) * dim * math.log2(max(2, dim))
     return {"products": formed, "convolved": spectra}
 
 
@@ -255,17 +256,17 @@ def sketch_cost(work: Workload, dim: int) -> float:
     classes, sites = work.classes, {site.leaf: site for site in work.sites}
     dim = width_of(work.size, dim)
     total = work.forward * (1 + classes)
-    for leaf, wanted in enumerate(work.trainable):
-        if leaf in sites and wanted:
+    for leaf in work.trained:
+        if leaf in sites:
             total += min(form_costs(sites[leaf], classes, dim).values())
-        elif wanted:
-            total += PRICES.write * classes * work.leaf_size(leaf)
+        else:
+            total += COSTS.write * classes * work.leaf_size(leaf)
     return total
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SketchLayers:
-    """How each trainable leaf of a program enters a sketch.
+    """The form of each trainable leaf of a network in a sketch.
 
     Attributes:
         layers: gives inputs, cotangents and gradients.
@@ -279,32 +280,34 @@ class SketchLayers:
 
     @classmethod
     def of(
-        cls, program: NetworkProgram, sites: Sequence[Site], trainable: Sequence[bool], dim: int
+        cls, network: NetworkProgram, sites: Sequence[Site], trainable: Sequence[bool], dim: int
     ) -> "SketchLayers":
         """The cheapest form of every leaf."""
-        shapes = [program.avals[slot].shape for slot in program.parameters]
-        size = sum(math.prod(s) for s, wanted in zip(shapes, trainable, strict=True) if wanted)
+        shapes = [network.avals[slot].shape for slot in network.parameters]
+        size = sum(math.prod(s) for s, trained in zip(shapes, trainable, strict=True) if trained)
         width = width_of(size, dim)
-        chosen: dict[str, list[Site]] = {}
+        by_form: dict[str, list[Site]] = {}
+        direct = {leaf for leaf, trained in enumerate(trainable) if trained}
         for site in sites:
-            costs = form_costs(site, program.outputs, width)
-            chosen.setdefault(min(costs, key=lambda form: costs[form]), []).append(site)
-        apart = {site.leaf for form, some in chosen.items() if form != "direct" for site in some}
-        direct = [i for i, wanted in enumerate(trainable) if wanted and i not in apart]
-        kept = chosen.get("convolved", []) + chosen.get("tokens", [])
+            costs = form_costs(site, network.outputs, width)
+            form = min(costs, key=lambda form: costs[form])
+            by_form.setdefault(form, []).append(site)
+            if form != "direct":
+                direct.discard(site.leaf)
+        kept = by_form.get("convolved", []) + by_form.get("tokens", [])
         layers = Layers(
-            program,
+            network,
             # With the cotangents of the last layer, and with patches.
             activation=tuple(dataclasses.replace(s, is_head=False, windows=None) for s in kept),
-            gradient=tuple(chosen.get("gradient", [])),
-            direct=tuple(direct),
-            late=tuple(chosen.get("products", [])),
+            gradient=tuple(by_form.get("gradient", [])),
+            direct=tuple(sorted(direct)),
+            late=tuple(by_form.get("products", [])),
         )
         return cls(layers, dim, width)
 
     @property
-    def numbers(self) -> int:
-        """That are there at a time for a sample: its features, what they are of or become."""
+    def working_size(self) -> int:
+        """Numbers held at a time for a sample: features, their inputs and their sketches."""
         layers, classes, dim = self.layers, self.layers.program.outputs, self.width
         kept = classes * sum(layers.gradient_sizes().values())
         parts = [max((classes * n for n in layers.gradient_sizes().values()), default=0)]
@@ -319,53 +322,52 @@ class SketchLayers:
         return kept + max(kept, *parts) + 4 * classes * dim
 
     def draw(self, key: Array) -> Projections:
-        """What all samples share: by leaf (or joined leaves), and how buckets are folded."""
+        """The draws that all samples share, by leaf (or joined leaves), and the fold of buckets."""
         layers, classes, width = self.layers, self.layers.program.outputs, self.width
         blocks = {n: blocks_of(d, width) for n, d in layers.gradient_sizes().items()}
-        found: Projections = {}
-        own = jax.random.fold_in(key, 1)
+        draws: Projections = {}
+        convolutions = jax.random.fold_in(key, 1)
         for site in layers.late:
-            count = product_blocks(classes, site.fan_in, site.fan_out, width)
-            blocks[str(site.leaf)] = count
+            blocks[str(site.leaf)] = product_blocks(classes, site.fan_in, site.fan_out, width)
         for index, site in enumerate(layers.activation):  # convolved ones first, then tables
             if site.kind == "embedding":
-                found[str(site.leaf)] = jax.random.fold_in(key, 3 + site.leaf)
+                draws[str(site.leaf)] = jax.random.fold_in(key, 3 + site.leaf)
             else:
-                one = jax.random.fold_in(own, index)
-                drawn = draw_convolution(one, site.fan_in, site.fan_out, width)
-                found[str(site.leaf)] = drawn
+                site_key = jax.random.fold_in(convolutions, index)
+                drawn = draw_convolution(site_key, site.fan_in, site.fan_out, width)
+                draws[str(site.leaf)] = drawn
         if blocks:
             drawn = draw_blocks(jax.random.fold_in(key, 0), sum(blocks.values()), width)
             low = 0
             for name, count in blocks.items():
                 part = slice(low, low + count)
-                found[name] = RolledBlocks(drawn.signs[part], drawn.shifts[part])
+                draws[name] = RolledBlocks(drawn.signs[part], drawn.shifts[part])
                 low += count
         if width > self.dim:
-            found[_FOLD] = jax.random.permutation(jax.random.fold_in(key, 2), width)
-        return found
+            draws[_FOLD] = jax.random.permutation(jax.random.fold_in(key, 2), width)
+        return draws
 
 
-def countsketch_rows(found: Features, draws: Projections, dim: int) -> Array:
+def countsketch_rows(features: Features, draws: Projections, dim: int) -> Array:
     """The sketch (n, C, dim) of features, layer after layer."""
-    late = {leaf: outer.cotangents for leaf, outer in found.late.items()}
-    of_outputs = [*found.gradients.values(), *found.cotangents.values(), *late.values()]
+    late = [outer.cotangents for outer in features.late.values()]
+    of_outputs = [*features.gradients.values(), *features.cotangents.values(), *late]
     dtype, shape = jnp.result_type(*of_outputs), of_outputs[0].shape[:2]
     wide, fold = jnp.promote_types(dtype, "float32"), draws.get(_FOLD)
     width = dim if fold is None else len(fold)
     total = jnp.zeros((*shape, width), wide)
     spectrum = jnp.zeros((*shape, width // 2 + 1), jnp.result_type(wide, "complex64"))
-    for name, value in found.gradients.items():
+    for name, value in features.gradients.items():
         total = _add_rows(total, value, draws[name])
-    for leaf, outer in found.late.items():
+    for leaf, outer in features.late.items():
         total = _add_products(total, *outer, draws[str(leaf)])
-    for leaf, x in found.inputs.items():
-        drawn, g = draws[str(leaf)], found.cotangents[leaf]
+    for leaf, x in features.inputs.items():
+        drawn, g = draws[str(leaf)], features.cotangents[leaf]
         if jnp.issubdtype(x.dtype, jnp.integer):
             total = _add_tokens(total, x, g, drawn)
         else:
             spectrum = _add_spectrum(spectrum, x, g, drawn)
-    return _folded(total, spectrum if found.inputs else None, fold, dim=dim).astype(dtype)
+    return _folded(total, spectrum if features.inputs else None, fold, dim=dim).astype(dtype)
 
 
 _adding = functools.partial(jit, has_loops=True)
@@ -390,8 +392,8 @@ def _add_tokens(total: Array, x: Array, g: Array, key: Array) -> Array:
 
 @_adding
 def _add_spectrum(total: Array, x: Array, g: Array, drawn: Convolution) -> Array:
-    x, g = (one.astype(total.real.dtype) for one in (x[:, 0], g[:, :, 0]))
-    return total + spectrum_of_products(x, g, drawn)
+    dtype = total.real.dtype
+    return total + spectrum_of_products(x[:, 0].astype(dtype), g[:, :, 0].astype(dtype), drawn)
 
 
 @functools.partial(jit, static_argnames="dim")

@@ -1,12 +1,12 @@
-"""Which method, which form for each layer, how many samples at a time: decided before any work.
+"""The plan of a kernel: its method, the form of each layer, how many samples at a time.
 
-Operations are counted from shapes, and the least of them decide. An elementwise pass over a
-kernel-sized array counts as `Rates.elementwise` operations an entry, because memory sets its pace.
-Products of small matrices, of a sample with a block of rows, count `Rates.small` times: they run at
-a lower rate. Counted once, layers would come so that take longer than by their gradients (3 x 3
-convolutions of ResNet-18 on 8 x 8 pixels).
+Operations are counted from shapes, and the fewest decide. An elementwise pass over a kernel-sized
+array counts as `Rates.elementwise` operations an entry, because it is bound by memory. Products of
+small matrices, of a sample with a block of rows, count `Rates.small` times: they run at a lower
+rate. Without this factor, 3 x 3 convolutions of ResNet-18 on 8 x 8 pixels would take the activation
+form, which is slower there than the gradient form.
 
-The memory model counts live arrays; `Rates.headroom` covers what XLA keeps beside them.
+The memory model counts live arrays; `Rates.headroom` covers XLA's temporaries.
 """
 
 import dataclasses
@@ -28,26 +28,26 @@ from jaxttp.ntk._sites import Site
 
 @dataclasses.dataclass(frozen=True)
 class Rates:
-    """What operations and memory were measured to cost, on two cores of a CPU.
+    """Measured costs of operations and memory, on two cores of a CPU.
 
     Attributes:
         elementwise: operations of a matrix product that take as long as an entry of a fused
             multiply-add over a large array.
         small: how many times longer products of small matrices take.
         headroom: of peaks measured on CPUs and GPUs over those counted.
-        one_piece: bytes of working memory of a kernel that one program may compute in one piece.
+        unblocked: bytes of working memory of a kernel that is computed without blocks, at most.
         work: bytes of working memory where no bound is given.
         differentiated: bytes, at most, of the samples differentiated at a time.
         compiler: bytes that the compiler takes, at most.
-        sides: rows of a square block whose features are kept: with more of them pieces leave a
-            CPU's cache; with fewer products are slow.
-        few: rows of a block from which on gradients that wait are not formed too often.
+        sides: rows of a square block whose features are kept: larger blocks leave a CPU's cache,
+            products of smaller ones are slow.
+        few: rows of a block from which on deferred gradients are not formed too often.
     """
 
     elementwise: float = 32
     small: float = 1.5
     headroom: float = 1.35
-    one_piece: int = 1 << 30
+    unblocked: int = 1 << 30
     work: int = 4 << 30
     differentiated: int = 512 << 20
     compiler: int = 256 << 20
@@ -60,7 +60,7 @@ RATES = Rates()
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Workload:
-    """What is asked: a program, its sites and the shapes.
+    """A traced network, its sites and the shapes of a kernel.
 
     Attributes:
         program: the single-sample network.
@@ -72,7 +72,7 @@ class Workload:
         symmetric: whether x2 is x1.
         output: "full", "trace" or "diagonal".
         itemsize: bytes of a number of the kernel.
-        alone: whether one device computes all of it, so that gradients may wait for products.
+        alone: whether one device computes all of it, so that gradients may be deferred.
     """
 
     program: NetworkProgram
@@ -92,10 +92,15 @@ class Workload:
         return self.program.outputs
 
     @property
+    def trained(self) -> list[int]:
+        """The trainable leaves."""
+        return [leaf for leaf, is_trained in enumerate(self.trainable) if is_trained]
+
+    @property
     def is_repeated(self) -> bool:
         """Whether last layers alone are trained, so that the kernel is K ⊗ I_C."""
         heads = {leaf for site in self.sites if site.is_head for leaf in (site.leaf, site.bias)}
-        return all(leaf in heads for leaf, wanted in enumerate(self.trainable) if wanted)
+        return heads.issuperset(self.trained)
 
     @property
     def samples(self) -> int:
@@ -104,7 +109,7 @@ class Workload:
 
     @property
     def forward(self) -> float:
-        """Estimated operations of one sample's way forward."""
+        """Estimated operations of one sample's forward pass."""
         return sum(_step_flops(step) for step in self.program.steps)
 
     @property
@@ -129,15 +134,15 @@ class Workload:
     @property
     def size(self) -> int:
         """The number of trainable parameters."""
-        return sum(self.leaf_size(leaf) for leaf, wanted in enumerate(self.trainable) if wanted)
+        return sum(map(self.leaf_size, self.trained))
 
 
 def choose_forms(work: Workload, method: str, *, late: bool = False) -> dict[int, str]:
     """The cheapest form for each trainable leaf; all direct for the plain Jacobian.
 
-    With `late` gradients wait wherever what they are made of is smaller.
+    With `late`, gradients are deferred wherever their factors are smaller.
     """
-    forms = {leaf: "direct" for leaf, wanted in enumerate(work.trainable) if wanted}
+    forms = dict.fromkeys(work.trained, "direct")
     if method != "layerwise":
         return forms
     for site in work.sites:
@@ -147,8 +152,9 @@ def choose_forms(work: Workload, method: str, *, late: bool = False) -> dict[int
             if site.bias is not None:
                 forms[site.bias] = "with weight"
         elif site.kind != "embedding":
-            waits = late and site.groups == 1 and outer_size(work, site) < work.classes * site.size
-            forms[site.leaf] = "late gradient" if waits else "gradient"
+            is_smaller = outer_size(work, site) < work.classes * site.size
+            is_late = late and site.groups == 1 and is_smaller
+            forms[site.leaf] = "late gradient" if is_late else "gradient"
     return forms
 
 
@@ -170,11 +176,11 @@ def _activation_cost(work: Workload, site: Site) -> float:
     similarity = 2.0 if site.kind == "embedding" else 2.0 * site.fan_in
     if rowwise:  # sample after sample against blocks of rows
         products = 2.0 * c * site.fan_out * (1 + c / site.positions)
-        each = site.groups * site.positions**2 * (similarity + products)
-        return pairs * (RATES.small * fraction * each + RATES.elementwise * work.entries)
+        per_pair = site.groups * site.positions**2 * (similarity + products)
+        return pairs * (RATES.small * fraction * per_pair + RATES.elementwise * work.entries)
     products = 0 if site.is_head else 2 * work.class_pairs * site.fan_out
-    each = similarity + products + RATES.elementwise * work.entries
-    return pairs * site.groups * fraction * site.positions**2 * each
+    per_position = similarity + products + RATES.elementwise * work.entries
+    return pairs * site.groups * fraction * site.positions**2 * per_position
 
 
 def _gradient_cost(work: Workload, site: Site) -> float:
@@ -185,8 +191,8 @@ def _gradient_cost(work: Workload, site: Site) -> float:
 
 
 def _product_cost(work: Workload, size: int) -> float:
-    each = 2 * work.class_pairs * size + RATES.elementwise * work.entries
-    return work.n1 * work.n2 * _fraction_of_product(work) * each
+    per_pair = 2 * work.class_pairs * size + RATES.elementwise * work.entries
+    return work.n1 * work.n2 * _fraction_of_product(work) * per_pair
 
 
 def _fraction_of_product(work: Workload) -> float:
@@ -228,7 +234,7 @@ def _step_flops(step: ProgramStep) -> float:
         body = getattr(value, "jaxpr", None)
         if body is not None and hasattr(body, "eqns"):
             steps = [ProgramStep(eqn, (), ()) for eqn in body.eqns]
-            inner += step.params.get("length", 1) * sum(_step_flops(one) for one in steps)
+            inner += step.params.get("length", 1) * sum(map(_step_flops, steps))
     return inner + out
 
 
@@ -245,8 +251,8 @@ class Blocks(NamedTuple):
 class Memory:
     """Bytes: of the result, of a sample's features, of differentiating one sample.
 
-    Of the features those in activation form are `copied` when tiles are made of them, and of those
-    whose gradients wait one layer's at a time (`turned`).
+    Features in activation form are `copied` for the products of a tile, and so are those of
+    deferred gradients, of one layer at a time (`copied_late`).
     """
 
     work: Workload
@@ -256,22 +262,22 @@ class Memory:
     copied: int
     transient: int
     entry: int
-    turned: int
+    copied_late: int
 
     @classmethod
     def of(cls, work: Workload, method: str, forms: Mapping[int, str]) -> "Memory":
-        program, c = work.program, work.classes
-        width = max(program.avals[program.output].dtype.itemsize, 4)
+        network, c = work.program, work.classes
+        width = max(network.avals[network.output].dtype.itemsize, 4)
         entry = work.entries * work.itemsize
         outputs = [
             math.prod(var.aval.shape) * getattr(var.aval.dtype, "itemsize", 4)
-            for step in program.steps
+            for step in network.steps
             for var in step.equation.outvars
             if hasattr(var.aval, "shape")
         ]
         forward, largest = sum(outputs), max(outputs, default=0)
         sites = {site.leaf: site for site in work.sites}
-        per_sample, copied, patches, waiting, turned = 0, 0, 0, 0, 0
+        per_sample, copied, patches, deferred, copied_late = 0, 0, 0, 0, 0
         for leaf, form in forms.items():
             if form in ("direct", "gradient"):
                 per_sample += c * work.leaf_size(leaf)
@@ -281,59 +287,57 @@ class Memory:
                 site = sites[leaf]
                 copied += site.compared_size + c * site.cotangent_size * (not site.is_head)
             if form == "late gradient":
-                waiting += outer_size(work, sites[leaf])
-                turned = max(turned, c * sites[leaf].input_size + c * sites[leaf].cotangent_size)
-        per_sample += copied + waiting
+                site = sites[leaf]
+                deferred += outer_size(work, site)
+                copied_late = max(copied_late, c * (site.input_size + site.cotangent_size))
+        per_sample += copied + deferred
         # All values of the forward pass, a few cotangents, patches of a layer, and the features
-        # twice: as they arise and in the block that is copied to its place.
+        # twice: as they are computed, and in the block that they are copied to.
         backward = 0 if method == "layerwise" and work.is_repeated else 4 * c * largest
         transient = forward + backward + width * (patches + 7 * per_sample // 4)
         if method == "vector_product":
             per_sample, transient = forward // width, 2 * c * work.size * width
         return cls(
             work, method, work.bytes, width * per_sample, width * copied,
-            int(transient), entry, width * turned,
+            int(transient), entry, width * copied_late,
         )  # fmt: skip
 
     def total(self, rows: int, columns: int, chunk: int, kept: bool = False) -> int:
-        """Estimated peak for these blocks.
-
-        Where features are copied whole, by strips, they count more than once.
-        """
+        """Estimated peak for these blocks; features that are copied as strips count twice."""
         work = self.work
         side = rows * (rows if work.symmetric else columns) * self.entry
         if self.method == "vector_product":
             # Every column takes a tangent of the weights and a forward pass over all rows with it.
             live = 2 * columns * work.classes * rows * self.per_sample + columns * self.transient
             return int(self.result + RATES.headroom * (3 * side + live))
-        if chunk >= max(work.n1, work.n2) and not self.turned:
+        if chunk >= max(work.n1, work.n2) and not self.copied_late:
             copies = 3.5 if work.symmetric else 2.0  # a square: as strips, joined, and mirrored
             features = RATES.headroom * copies * self.per_sample * max(work.n1, work.n2)
             scratch = 3.0 * side
         else:
             features = 1.15 * self.per_sample * (work.n1 if kept else rows + columns)
-            scratch = 5.0 * side + (rows + columns) * (self.copied + self.turned)
-            if self.turned:
-                scratch += 4.0 * SIZES.piece * max(work.itemsize, 4)
+            scratch = 5.0 * side + (rows + columns) * (self.copied + self.copied_late)
+            if self.copied_late:
+                scratch += 4.0 * SIZES.chunk * max(work.itemsize, 4)
         return int(self.result + features + RATES.headroom * (scratch + self.transient * chunk))
 
-    def in_one_piece(self, bound: int) -> bool:
-        """Whether one program can compute it all."""
+    def fits_unblocked(self, bound: int) -> bool:
+        """Whether one compiled function can compute the whole kernel."""
         work = self.work
         total = self.total(work.n1, work.n2, max(work.n1, work.n2))
-        return total <= _spare(bound) and total - self.result <= RATES.one_piece
+        return total <= _spare(bound) and total - self.result <= RATES.unblocked
 
-    def fit(self, asked: int, *, strict: bool) -> Blocks:
-        """The largest blocks within so many bytes.
+    def fit(self, max_bytes: int, *, strict: bool) -> Blocks:
+        """The largest blocks within a bound.
 
         Raises:
-            ValueError: not one sample against one fits, and it is `strict`.
+            ValueError: not even one sample against one fits, and the bound is `strict`.
         """
-        work, bound = self.work, _spare(asked)
-        if self.in_one_piece(asked):
+        work, bound = self.work, _spare(max_bytes)
+        if self.fits_unblocked(max_bytes):
             return Blocks(work.n1, work.n2, max(work.n1, work.n2))
         if self.method == "vector_product":
-            most = min(bound, self.result + RATES.one_piece)
+            most = min(bound, self.result + RATES.unblocked)
             size = largest(max(work.n1, work.n2), lambda b: self.total(b, b, b) <= most)
             blocks = Blocks(min(size, work.n1), min(size, work.n2), size)
         else:
@@ -341,7 +345,7 @@ class Memory:
         if strict and self.total(*blocks) > bound:
             least = self.total(1, 1, 1)
             least += min(RATES.compiler, least // 7 + 1)
-            raise ValueError(self._too_little(asked, least))
+            raise ValueError(self._too_little(max_bytes, least))
         return blocks
 
     def features_in_blocks(self, bound: int) -> Blocks:
@@ -368,7 +372,7 @@ class Memory:
         return streamed(_even(work.n1, rows))
 
     def _too_little(self, bound: int, least: int) -> str:
-        """What does not fit, and what does."""
+        """The message for a bound that is too small, with what would fit."""
         work = self.work
         rows = work.samples * work.classes
         width = int(bound - self.transient) // (2 * rows * work.itemsize)
@@ -377,12 +381,12 @@ class Memory:
             width = 1 << (min(width, rows).bit_length() - 1)
             size = readable(rows * width * work.itemsize)
             sketch = f"sketch it (sketch_jacobian or Sketched with dim={width}: {size}), "
-        other = "" if work.output == "trace" else "ask for output='trace', "
+        trace = "" if work.output == "trace" else "ask for output='trace', "
         return (
             f"max_bytes={bound} is too little: output={work.output!r} of N1 = {work.n1:,}, N2 = "
             f"{work.n2:,} samples and C = {work.classes:,} outputs takes {self.result} bytes "
             f"({readable(self.result)}), and about {least} ({readable(least)}) with the work on "
-            f"one sample against one. Give at least that, {other}{sketch}or multiply by a square "
+            f"one sample against one. Give at least that, {trace}{sketch}or multiply by a square "
             "kernel without forming it (ntk_operator). Without "
             "max_bytes the memory there is bounds it."
         )
@@ -398,21 +402,23 @@ def largest(most: int, fits: Callable[[int], bool]) -> int:
 
 
 def _spare(bound: int) -> int:
-    """A bound without what the compiler takes."""
+    """A bound without the memory of the compiler."""
     return bound - min(RATES.compiler, bound // 8)
 
 
 def _even(total: int, most: int) -> int:
-    """The size of blocks of at most `most` that overlap least."""
+    """The size of blocks, at most `most`, that overlap least."""
     return math.ceil(total / math.ceil(total / max(1, min(most, total))))
 
 
 def readable(size: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024 or unit == "GiB":
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+    if size < 1024:
+        return f"{size:.0f} B"
+    for unit in ("KiB", "MiB"):
         size /= 1024
-    raise AssertionError
+        if size < 1024:
+            return f"{size:.1f} {unit}"
+    return f"{size / 1024:.1f} GiB"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -423,20 +429,20 @@ class KernelPlan:
         method: "layerwise", "jacobian" or "vector_product".
         reason: why that method.
         forms: by parameter path, "activation" (no weight gradient is formed), "gradient" (formed
-            from patches), "late gradient" (formed anew in every product, some columns at a time),
-            "direct" (ordinary per-sample differentiation), "with weight" (a bias served by its
-            layer's own products).
+            from patches), "late gradient" (formed again in every product, some columns at a time),
+            "direct" (ordinary per-sample differentiation), "with weight" (a bias, part of its
+            layer's products).
         rows: samples of x1 whose features stay in memory at a time.
         columns: samples of x2 whose features are computed against them at a time, and dropped.
         chunk: samples differentiated at a time.
         kept: whether the features of all samples stay in memory, so that each is differentiated
-            once; else those of the columns are computed anew for every block of rows.
+            once; else those of the columns are computed again for every block of rows.
         flops: estimated floating-point operations of each method that was considered.
-        forward: the same of one sample's way forward through the network.
+        forward: the same of one sample's forward pass.
         kernel_bytes: size of the result.
         bytes: estimated peak, the result included; on a mesh that of one device, and of its rows.
         max_bytes: the bound that was kept, None for the default working space.
-        devices: that share the rows.
+        devices: the number of devices among which the rows are divided.
     """
 
     method: str
@@ -459,17 +465,17 @@ class KernelPlan:
         costs = ", ".join(f"{name} {flops:.2e}" for name, flops in self.flops.items())
         once = ", all features kept" if self.kept else ""
         blocks = f"{self.rows} rows x {self.columns} columns, {self.chunk} samples at a time"
-        each = f" on each of {self.devices} devices" if self.devices > 1 else ""
+        where = f" on each of {self.devices} devices" if self.devices > 1 else ""
         what = "kernel" if self.devices == 1 else "its part of the kernel"
-        lines = [
+        text = [
             f"kernel by {self.method}: {self.reason}",
             f"operations: {costs}",
             f"blocks: {blocks}{once}",
-            f"memory: about {readable(self.bytes)}{each}, {what} {readable(self.kernel_bytes)}",
+            f"memory: about {readable(self.bytes)}{where}, {what} {readable(self.kernel_bytes)}",
         ]
         width = max((len(path) for path in self.forms), default=0)
-        lines += [f"  {path:<{width}}  {form}" for path, form in self.forms.items()]
-        return "\n".join(lines)
+        text += [f"  {path:<{width}}  {form}" for path, form in self.forms.items()]
+        return "\n".join(text)
 
 
 def make_plan(
@@ -495,9 +501,8 @@ def make_plan(
                 f"{needed} bytes; leave batch_size out, and it follows from max_bytes."
             )
     else:
-        late = None
-        if work.alone and not memory.in_one_piece(bound):
-            late = _with_late_gradients(work, method, bound)
+        may_defer = work.alone and not memory.fits_unblocked(bound)
+        late = _with_late_gradients(work, method, bound) if may_defer else None
         if late is not None:
             forms, memory, blocks = late
         else:
@@ -506,10 +511,7 @@ def make_plan(
         method=method,
         reason=reason,
         forms={work.paths[leaf]: form for leaf, form in forms.items()},
-        rows=blocks.rows,
-        columns=blocks.columns,
-        chunk=blocks.chunk,
-        kept=blocks.kept,
+        **blocks._asdict(),
         flops=costs,
         forward=work.forward,
         kernel_bytes=work.bytes,
@@ -521,13 +523,13 @@ def make_plan(
 def _with_late_gradients(
     work: Workload, method: str, bound: int
 ) -> tuple[dict[int, str], Memory, Blocks] | None:
-    """Forms, memory and blocks with gradients that wait, if any do and there is room."""
+    """Forms, memory and blocks with deferred gradients, if there are any and they fit."""
     forms = choose_forms(work, method, late=True)
     if "late gradient" not in forms.values():
         return None
     memory = Memory.of(work, method, forms)
     blocks = memory.features_in_blocks(_spare(bound))
-    # In few rows they would be formed too often.
+    # With few rows they would be formed too often.
     few = not blocks.kept and blocks.rows < min(RATES.few, work.n1)
     return None if few or memory.total(*blocks) > _spare(bound) else (forms, memory, blocks)
 
@@ -535,21 +537,19 @@ def _with_late_gradients(
 def _choose_method(work: Workload, method: str, costs: Mapping[str, float]) -> tuple[str, str]:
     if method != "auto":
         return method, "asked for"
-    if not any(form != "direct" for form in choose_forms(work, "layerwise").values()):
+    if set(choose_forms(work, "layerwise").values()) == {"direct"}:
         costs = {name: cost for name, cost in costs.items() if name != "layerwise"}
-    best = min(costs, key=lambda name: costs[name])
-    rest = {name: cost for name, cost in costs.items() if name != best}
-    second = min(rest, key=lambda name: rest[name])
-    ratio = rest[second] / max(costs[best], 1.0)
+    best, second = sorted(costs, key=lambda name: costs[name])[:2]
+    ratio = costs[second] / max(costs[best], 1.0)
     return best, f"the fewest operations, {ratio:.1f}x fewer than {second}"
 
 
 def room_on(devices: Iterable[Any]) -> int | None:
-    """Bytes that fit on these devices together; None where one of them does not say.
+    """Bytes that fit on these devices together; None where that is not known of one.
 
     Args:
-        devices: of JAX. Those that count no memory of their own, as CPUs, have the host's, or of
-            that as much as a control group allows.
+        devices: of JAX. Those without memory statistics, such as CPUs, share the host's memory, or
+            as much of it as a control group allows.
     """
     stats = [_stats(device).get("bytes_limit") for device in set(devices)]
     host = host_memory().get("MemTotal")
@@ -561,10 +561,10 @@ def room_on(devices: Iterable[Any]) -> int | None:
 
 def devices_of(arrays: Iterable[Any]) -> set[Any]:
     """Where a computation with these arrays runs: on their devices, or where JAX puts new ones."""
-    there = [a.devices() for a in arrays if isinstance(a, Array) and is_concrete(a)]
+    used = [a.devices() for a in arrays if isinstance(a, Array) and is_concrete(a)]
     default: Any = jax.config.jax_default_device  # type: ignore[attr-defined]
     default = default if isinstance(default, jax.Device) else jax.local_devices(backend=default)[0]
-    return set().union(*there) or {default}
+    return set().union(*used) or {default}
 
 
 def _stats(device: Any) -> dict[str, int]:

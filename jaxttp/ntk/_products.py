@@ -2,41 +2,42 @@
 
 Products of rows, A B^T, and of A A^T the upper half
 ----------------------------------------------------
-A CPU multiplies few and very long rows a slice of their numbers at a time: the slices of all rows
-stay in its caches. So does it compute half of a symmetric product, by strips of rows against those
-from there on, of which the compiler makes copies: of whole rows these would cost more than what is
-saved, of slices they do not (600 rows of 37,000 numbers on two cores: a product 0.14 s, half of it
-by strips of whole rows 0.15 s, by strips of slices 0.10 s).
+On a CPU, few and very long rows are multiplied slice by slice: the slices of all rows stay in its
+caches. Half of a symmetric product is computed by strips of rows against the rows from the strip's
+first on. The compiler copies these. Copies of whole rows cost more than they save, copies of slices
+do not (600 rows of 37,000 numbers on two cores: a product 0.14 s, half of it by strips of whole
+rows 0.15 s, by strips of slices 0.10 s).
 
 Pairs of positions: a layer with several positions in activation form
 ---------------------------------------------------------------------
 sum_{b,s,t} <x_i[b,s], x_j[b,t]> <g_i^c[b,s], g_j^d[b,t]>
 
-It is a loop over groups b and positions s and t. Of a batch with itself the pairs (s, t) and (t, s)
-give transposed parts, so that half of the loop does, and its transpose.
+It is a loop over groups b and positions s and t. For a batch with itself, the pairs (s, t) and
+(t, s) give transposed parts, so half of the loop and its transpose are enough.
 
 With several outputs and many positions it is summed in another order, sample after sample j:
 
     sum_{s,o} g_i^c[s,o] (sum_t <x_i[s], x_j[t]> g_j^d[t,o])
 
-are C s^2 o + C^2 s o operations for C^2 s^2 o, and rows i of a block that stays in a CPU's caches.
-Of a batch with itself a block needs no samples before its own. (3 x 3 convolutions of 150 samples
-on two cores: of 256 channels on 4 x 4 pixels with 4 outputs 0.16 s for 0.22, with 9 outputs 0.36
-for 0.96; of 16 channels on 8 x 8 pixels with 4 outputs 0.29 s for 1.34.)
+takes C s^2 o + C^2 s o operations in place of C^2 s^2 o, with rows i of a block that stays in a
+CPU's caches. For a batch with itself a block needs no samples before its own. (3 x 3 convolutions
+of 150 samples on two cores: of 256 channels on 4 x 4 pixels with 4 outputs 0.16 s in place of 0.22,
+with 9 outputs 0.36 in place of 0.96; of 16 channels on 8 x 8 pixels with 4 outputs 0.29 s in place
+of 1.34.)
 
 Outer products: weight gradients that are formed when they are multiplied
 -------------------------------------------------------------------------
 <dW_i^c, dW_j^d>,      dW_i^c = g_i^c x_i,      x_i (s, k), g_i^c (o, s)
 
-With s k + C s o < C k o numbers a sample, x and g are what is worth keeping: a transformer of width
-256 on 64 tokens has a quarter of its gradients' size. A piece of all samples' gradients (o, k),
-some rows where o > k and else some columns (a product with few columns is slow), is formed,
-multiplied, and dropped; it is small enough to stay in a CPU's cache, and for the allocator to give
-the same memory again. The loop is Python's: in one program XLA forms all pieces first. The
-positions stand last in g, so that a sample's piece is ONE product of matrices as they lie in
-memory, (C o, s) (s, k): a product for each output, (o, s) (s, k), runs on one core of a CPU, and
-from g (s, o) it takes a quarter longer to thrice as long. Layers of one shape share one program, so
-a deep network compiles as one block does.
+With s k + C s o < C k o numbers a sample, x and g are kept in place of the gradients: a transformer
+of width 256 on 64 tokens has a quarter of its gradients' size. A chunk of all samples' gradients
+(o, k) is formed, multiplied and dropped: some rows where o > k, else some columns (a product with
+few columns is slow). A chunk stays in a CPU's cache, and the allocator reuses its memory. The loop
+is Python's: in one compiled function XLA forms all chunks first. The positions are the last axis of
+g, so that a sample's chunk is ONE product of contiguous matrices, (C o, s) (s, k): a product for
+each output, (o, s) (s, k), runs on one core of a CPU, and from g (s, o) it takes 1.25 to 3 times as
+long. Layers of one shape share one compiled function, so a deep network compiles as fast as one
+block.
 """
 
 import dataclasses
@@ -55,20 +56,20 @@ from jaxttp._core.compile import jit
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """How products are cut; each was measured as the module says, on two cores of a CPU.
+    """Sizes of parts of products, measured on two cores of a CPU (see the module).
 
     Attributes:
-        strips: of the upper half of a symmetric product.
+        strips: number of strips of the upper half of a symmetric product.
         worth_rows: with fewer rows half a product takes as long as the whole.
-        worth_size: with shorter ones, too.
-        strip_slice: numbers of a row that strips are made of.
-        slice: numbers of a slice of rows that are multiplied some of their numbers at a time.
-        few_rows: how many rows are cut so, at most.
-        rows: samples of a block where they come sample after sample.
-        many_rows: the same where caches are not what counts.
-        block: numbers that such a block makes of another sample at most.
-        many_positions: from how many on samples come one after the other.
-        piece: numbers of a piece of the gradients that wait.
+        worth_size: likewise with shorter rows.
+        strip_slice: numbers of a row in a slice of a strip.
+        slice: numbers in a slice of all rows.
+        few_rows: rows of a product that is cut into slices, at most.
+        rows: samples of a block of rows that is multiplied with one sample after the other.
+        many_rows: the same on other devices than CPUs.
+        block: numbers, at most, of the product of such a block with a sample.
+        many_positions: positions from which on samples are multiplied one after the other.
+        chunk: numbers in a chunk of deferred gradients.
     """
 
     strips: int = 4
@@ -81,11 +82,11 @@ class Sizes:
     many_rows: int = 128
     block: int = 1 << 22
     many_positions: int = 16
-    piece: int = 1 << 22
+    chunk: int = 1 << 22
 
     @property
     def half(self) -> float:
-        """How much of the work of a whole symmetric product its upper half is: 5/8."""
+        """Fraction of the work of a symmetric product that its upper half takes: 5/8."""
         return (self.strips + 1) / (2 * self.strips)
 
 
@@ -95,7 +96,7 @@ Product = Callable[[Array, Array | None, Any], Array]
 
 
 def is_halved(rows: int, size: int) -> bool:
-    """Whether a symmetric product of so many rows computes half of itself."""
+    """Whether only half of a symmetric product of this size is computed."""
     return rows >= SIZES.worth_rows and size >= SIZES.worth_size
 
 
@@ -104,8 +105,8 @@ def rows_product(a: Array, b: Array | None, dtype: Any) -> Array:
 
     Args:
         a: rows (n, d).
-        b: rows (m, d); None for those of `a`, and then only entries on and above the diagonal
-            count, those below may be anything finite.
+        b: rows (m, d); None for those of `a`. Then only the entries on and above the diagonal are
+            meaningful, those below may be anything finite.
         dtype: in which it is summed.
     """
     if b is None and is_halved(*a.shape):
@@ -117,14 +118,14 @@ def rows_product(a: Array, b: Array | None, dtype: Any) -> Array:
         return _product(a, b, dtype)
 
     def add(total: Array, low: Any, width: int) -> Array:
-        one, two = (jax.lax.dynamic_slice_in_dim(m, low, width, 1) for m in (a, b))
-        return total + _product(one, two, dtype)
+        left, right = (jax.lax.dynamic_slice_in_dim(m, low, width, 1) for m in (a, b))
+        return total + _product(left, right, dtype)
 
     return _by_slices(add, jnp.zeros((len(a), len(b)), dtype), size, width)
 
 
 def upper_strips(rows: int) -> list[tuple[int, int]]:
-    """Rows from, to; of a strip the columns from its first row on are computed.
+    """First and last row of each strip, whose columns are computed from its first row on.
 
     Example:
         >>> upper_strips(256)
@@ -146,10 +147,9 @@ def _upper_half(a: Array, dtype: Any) -> Array:
         ]
 
     width = SIZES.strip_slice if jax.default_backend() == "cpu" else size
-    nothing = [jnp.zeros((bottom - top, rows - top), dtype) for top, bottom in strips]
+    zeros = [jnp.zeros((bottom - top, rows - top), dtype) for top, bottom in strips]
     whole = jnp.zeros((rows, rows), dtype)
-    found = _by_slices(add, nothing, size, width)
-    for part, (top, _) in zip(found, strips, strict=True):
+    for part, (top, _) in zip(_by_slices(add, zeros, size, width), strips, strict=True):
         whole = jax.lax.dynamic_update_slice(whole, part, (top, top))
     return whole
 
@@ -160,15 +160,13 @@ def mirrored(kernel: Array) -> Array:
 
 
 def _by_slices(add: Callable[..., Any], total: Any, size: int, width: int) -> Any:
-    """Add slice after slice, the rest first."""
-    turns = size // width
+    """Add slice after slice, the shorter last one first."""
+    count = size // width
     if size % width:
-        total = add(total, turns * width, size % width)
-    if turns == 1:
-        return add(total, 0, width)
-    if turns == 0:
-        return total
-    return jax.lax.fori_loop(0, turns, lambda i, so_far: add(so_far, i * width, width), total)
+        total = add(total, count * width, size % width)
+    if count < 2:
+        return add(total, 0, width) if count else total
+    return jax.lax.fori_loop(0, count, lambda i, so_far: add(so_far, i * width, width), total)
 
 
 def _product(a: Array, b: Array, dtype: Any) -> Array:
@@ -177,13 +175,13 @@ def _product(a: Array, b: Array, dtype: Any) -> Array:
 
 def _product_full(a: Array, b: Array | None, dtype: Any) -> Array:
     (n, c, size), m = a.shape, len(a if b is None else b)
-    other = None if b is None else b.reshape(m * c, size)
-    return rows_product(a.reshape(n * c, size), other, dtype).reshape(n, c, m, c)
+    columns = None if b is None else b.reshape(m * c, size)
+    return rows_product(a.reshape(n * c, size), columns, dtype).reshape(n, c, m, c)
 
 
 def _product_trace(a: Array, b: Array | None, dtype: Any) -> Array:
-    other = None if b is None else b.reshape(len(b), -1)
-    return rows_product(a.reshape(len(a), -1), other, dtype)
+    columns = None if b is None else b.reshape(len(b), -1)
+    return rows_product(a.reshape(len(a), -1), columns, dtype)
 
 
 def _product_diagonal(a: Array, b: Array | None, dtype: Any) -> Array:
@@ -204,7 +202,7 @@ None for the second as in `rows_product`.
 def similarity(x: Array, y: Array | None, dtype: Any) -> Array:
     """<x_i, y_j> of rows; for tokens (integers) whether they are the same.
 
-    With y None those of x with each other, of which only the upper half counts.
+    With y None those of x with each other, whose upper half is meaningful.
     """
     if jnp.issubdtype(x.dtype, jnp.integer):
         return (x[:, 0, None] == (x if y is None else y)[None, :, 0]).astype(dtype)
@@ -212,7 +210,7 @@ def similarity(x: Array, y: Array | None, dtype: Any) -> Array:
 
 
 def goes_by_rows(positions: int, classes: int, output: str) -> bool:
-    """Whether samples come one after the other, against blocks of rows.
+    """Whether samples are multiplied one after the other with blocks of rows.
 
     Args:
         positions: of each sample.
@@ -223,13 +221,13 @@ def goes_by_rows(positions: int, classes: int, output: str) -> bool:
 
 
 def rows_at_once(samples: int, positions: int, fan_out: int, most: int = 0) -> int:
-    """Samples of a block of rows, the last of which may be filled up.
+    """Samples of a block of rows, the last of which may be padded.
 
     Args:
         samples: of all rows.
-        positions: of each.
-        fan_out: numbers of a cotangent at each.
-        most: no more; those of a CPU for 0.
+        positions: of a sample.
+        fan_out: numbers of a cotangent at a position.
+        most: the largest number; that of CPUs for 0.
 
     Example:
         >>> rows_at_once(150, 16, 256), rows_at_once(10, 16, 256), rows_at_once(150, 1024, 3072)
@@ -258,50 +256,53 @@ def sum_over_pairs(
         g2: theirs, or None.
         output: "full", "trace" or "diagonal".
         dtype: in which it is summed.
-        windows: which pixel, counted from 1, is under each tap (positions, taps), 0 for none.
+        windows: the pixel under each tap (positions, taps), counted from 1, 0 for none.
 
     Returns:
         (n, C, m, C), (n, m) or (C, n, m).
     """
     (n, classes, groups, positions), m = g1.shape[:4], len(g1 if g2 is None else g2)
     is_own = g2 is None
-    x2, g2 = (one if two is None else two for one, two in ((x1, x2), (g1, g2)))
+    x2, g2 = x1 if x2 is None else x2, g1 if g2 is None else g2
     if goes_by_rows(positions, classes, output):
         return _by_rows(x1, g1, x2, g2, dtype, windows, is_own=is_own)
     if windows is not None:
         x1, x2 = (jnp.pad(x, ((0, 0), (0, 0), (1, 0), (0, 0)))[:, :, windows] for x in (x1, x2))
-    # Copies with the positions in front, so that every turn of the loop reads contiguous memory.
+    # Copies with the positions in front, so that every iteration reads contiguous memory.
     x1, x2 = (x.reshape(*x.shape[:3], -1).transpose(1, 2, 0, 3) for x in (x1, x2))
     multiply = _multiply(g1, g2, output, dtype)
-    which = np.indices((groups, positions, positions), np.int32).reshape(3, -1).T
-    which = which[which[:, 2] >= which[:, 1]] if is_own else which
-    places = jnp.asarray(which)
+    pairs = np.indices((groups, positions, positions), np.int32).reshape(3, -1).T
+    pairs = jnp.asarray(pairs[pairs[:, 2] >= pairs[:, 1]] if is_own else pairs)
 
     def add(index: Array, total: Array) -> Array:
-        b, s, t = places[index]
+        b, s, t = pairs[index]
         a = similarity(x1[b, s], x2[b, t], dtype)  # (n, m)
-        if is_own:  # (s, t) with t > s stands for (t, s), too, whose part is added at the end
+        if is_own:  # (t, s) is added at the end, by the transpose
             a = a * jnp.where(s == t, 0.5, 1.0).astype(a.dtype)
         spread = {"full": a[:, None, None], "diagonal": a[None], "trace": a}[output]
         return total + spread * multiply(b, s, t)
 
     shape = {"full": (n, classes, classes, m), "diagonal": (classes, n, m), "trace": (n, m)}
-    found = jax.lax.fori_loop(0, len(which), add, jnp.zeros(shape[output], dtype))
+    kernel = jax.lax.fori_loop(0, len(pairs), add, jnp.zeros(shape[output], dtype))
     if output != "full":
-        return found + found.swapaxes(-1, -2) if is_own else found
-    found = found.swapaxes(2, 3)
-    return found + found.transpose(2, 3, 0, 1) if is_own else found
+        return kernel + kernel.swapaxes(-1, -2) if is_own else kernel
+    kernel = kernel.swapaxes(2, 3)
+    return kernel + kernel.transpose(2, 3, 0, 1) if is_own else kernel
 
 
-def _products_of_positions(x: Array, other: Array, windows: np.ndarray | None, dtype: Any) -> Array:
+def _products_of_positions(
+    x: Array, sample: Array, windows: np.ndarray | None, dtype: Any
+) -> Array:
     """<x_i[s], x_j[t]> of some rows with one sample (rows * positions, positions).
 
     With windows they are sums over taps of products of pixels, which patches share.
     """
-    products = similarity(x.reshape(len(x) * x.shape[1], -1), other.reshape(len(other), -1), dtype)
+    products = similarity(
+        x.reshape(len(x) * x.shape[1], -1), sample.reshape(len(sample), -1), dtype
+    )
     if windows is None:
         return products
-    products = jnp.pad(products.reshape(len(x), -1, len(other)), ((0, 0), (1, 0), (1, 0)))
+    products = jnp.pad(products.reshape(len(x), -1, len(sample)), ((0, 0), (1, 0), (1, 0)))
     taps = (products[:, tap][:, :, tap] for tap in windows.T)
     return functools.reduce(jnp.add, taps).reshape(-1, len(windows))
 
@@ -335,18 +336,17 @@ def _by_rows(
                 parts.append(jnp.einsum("nck,nk->nc", g, near, preferred_element_type=dtype))
             return total.at[i, :, :, j].add(jnp.stack(parts, -1))
 
-        def wanted(j: Array, total: Array) -> Array:
+        def upper_column(j: Array, total: Array) -> Array:
             return jax.lax.cond(j >= i * rows, column, lambda j, total: total, j, total)
 
-        return jax.lax.fori_loop(0, m, wanted if is_own else column, total)
+        return jax.lax.fori_loop(0, m, upper_column if is_own else column, total)
 
-    nothing = jnp.zeros((blocks, rows, classes, m, classes), dtype)
-    found = jax.lax.fori_loop(0, groups * blocks, block, nothing)
-    found = found.reshape(-1, classes, m, classes)[:n]
+    zeros = jnp.zeros((blocks, rows, classes, m, classes), dtype)
+    kernel = jax.lax.fori_loop(0, groups * blocks, block, zeros)
+    kernel = kernel.reshape(-1, classes, m, classes)[:n]
     if not is_own:
-        return found
-    flat = found.reshape(n * classes, n * classes)
-    return mirrored(flat).reshape(found.shape)
+        return kernel
+    return mirrored(kernel.reshape(n * classes, n * classes)).reshape(kernel.shape)
 
 
 def _multiply(g1: Array, g2: Array, output: str, dtype: Any) -> Any:
@@ -355,7 +355,7 @@ def _multiply(g1: Array, g2: Array, output: str, dtype: Any) -> Any:
     if output != "full":
         second, product = g2.transpose(2, 3, 0, 1, 4), PRODUCTS[output]
         return lambda b, s, t: product(first[b, s], second[b, t], dtype)
-    second = g2.transpose(2, 3, 1, 0, 4)  # samples last: a similarity is spread over whole rows
+    second = g2.transpose(2, 3, 1, 0, 4)  # samples last: similarities are repeated by whole rows
     (_, _, n, classes, size), m = first.shape, len(g2)
 
     def multiply(b: Array, s: Array, t: Array) -> Array:
@@ -366,7 +366,7 @@ def _multiply(g1: Array, g2: Array, output: str, dtype: Any) -> Any:
 
 
 class Outer(NamedTuple):
-    """What a layer's gradients are sums of outer products of.
+    """The factors of a layer's gradients, which are sums of outer products.
 
     Attributes:
         inputs: x (n, s, k).
@@ -378,9 +378,9 @@ class Outer(NamedTuple):
 
 
 def product_of_outer(
-    first: Outer, second: Outer | None, product: Product, dtype: Any, piece: int = SIZES.piece
+    first: Outer, second: Outer | None, product: Product, dtype: Any, chunk: int = SIZES.chunk
 ) -> Array:
-    """A layer's part of the kernel between two batches, by pieces of its gradients.
+    """A layer's part of the kernel between two batches, by chunks of its gradients.
 
     Args:
         first: of n samples.
@@ -388,10 +388,10 @@ def product_of_outer(
             half counts.
         product: of gradients (n, C, d) and (m, C, d) or None, a function with a hash.
         dtype: in which the kernel is summed.
-        piece: numbers of all samples' gradients that are formed at a time, at least a column.
+        chunk: numbers of all samples' gradients that are formed at a time, at least a column.
 
     Returns:
-        What `product` returns, summed over the pieces.
+        What `product` returns, summed over the chunks.
 
     Example:
         >>> pair = Outer(jnp.ones((1, 3, 2)), jnp.ones((1, 1, 4, 3)))
@@ -401,19 +401,20 @@ def product_of_outer(
         [[72.0]]
     """
     k, (_, classes, o, _) = first.inputs.shape[-1], first.cotangents.shape
-    samples = max(len(one.inputs) for one in (first, second) if one is not None)
-    length, rest = max(k, o), min(k, o)
-    width = _width(length, max(1, piece // (samples * classes * rest)))
+    samples = max(len(pair.inputs) for pair in (first, second) if pair is not None)
+    length, height = max(k, o), min(k, o)
+    width = _width(length, max(1, chunk // (samples * classes * height)))
     options: dict[str, Any] = {"product": product, "dtype": jnp.dtype(dtype).name}
-    total = jnp.zeros(jax.eval_shape(_column(**options), first, second, 0).shape, dtype)
+    column = functools.partial(_chunk, width=1, **options)
+    total = jnp.zeros(jax.eval_shape(column, first, second, 0).shape, dtype)
     for low in range(0, length, width):
         size = min(width, length - low)
-        total = _go_on(total, first, second, low, width=size, **options)
+        total = _add_chunk(total, first, second, low, width=size, **options)
     return total
 
 
 def _width(length: int, most: int) -> int:
-    """How many of a layer's columns are formed at a time: pieces of one width share a program.
+    """How many of a layer's columns are formed at a time; equal widths share a compiled function.
 
     Example:
         >>> _width(1152, 54), _width(147, 109), _width(147, 500), _width(97, 50)
@@ -434,30 +435,18 @@ def _formed(pair: Outer, low: Array, width: int) -> Array:
         g = jax.lax.dynamic_slice_in_dim(g, low, width, axis=2)
     else:
         x = jax.lax.dynamic_slice_in_dim(x, low, width, axis=-1)
-    found = jnp.einsum("nqs,nsk->nqk", g.reshape(n, -1, positions), x)
-    return found.reshape(n, classes, -1)
+    gradients = jnp.einsum("nqs,nsk->nqk", g.reshape(n, -1, positions), x)
+    return gradients.reshape(n, classes, -1)
 
 
-def _piece(
+def _chunk(
     first: Outer, second: Outer | None, low: Array, *, width: int, product: Product, dtype: str
 ) -> Array:
-    one = _formed(first, low, width)
-    two = None if second is None else _formed(second, low, width)
-    return product(one, two, jnp.dtype(dtype))
+    rows = _formed(first, low, width)
+    columns = None if second is None else _formed(second, low, width)
+    return product(rows, columns, jnp.dtype(dtype))
 
 
-@functools.lru_cache(maxsize=64)
-def _column(product: Product, dtype: str) -> Any:
-    """A piece of one column, the same object every time: what it is traced to is kept by it."""
-    return functools.partial(_piece, width=1, product=product, dtype=dtype)
-
-
-_STATIC = ("width", "product", "dtype")
-
-
-@functools.partial(jit, static_argnames=_STATIC, donate_argnums=0)
-def _go_on(
-    total: Array, first: Outer, second: Outer | None, low: Array, *, width: int, product: Product,
-    dtype: str,
-) -> Array:  # fmt: skip
-    return total + _piece(first, second, low, width=width, product=product, dtype=dtype)
+@functools.partial(jit, static_argnames=("width", "product", "dtype"), donate_argnums=0)
+def _add_chunk(total: Array, first: Outer, second: Outer | None, low: Any, **options: Any) -> Array:
+    return total + _chunk(first, second, low, **options)

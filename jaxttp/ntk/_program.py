@@ -1,11 +1,12 @@
-"""A network as a flat list of primitive steps, so that something can be done between two of them.
+"""A network as a flat list of primitive steps, whose inputs and cotangents can be captured.
 
-`trace` turns ``apply_fn`` into the program of ONE sample, ``(params, x_i) -> outputs (C,)``: with
-the batch axis gone, what belongs to a sample is explicit, and `jax.vmap` puts the batch back.
-What only groups steps (jit, remat) is dissolved (see `jaxttp._core.xla_cpu.steps`).
+`trace` turns ``apply_fn`` into the steps of ONE sample, ``(params, x_i) -> outputs (C,)``, without
+a batch axis; `jax.vmap` puts the batch back. Equations that only group others (jit, remat) are
+inlined (see `jaxttp._core.xla_cpu.steps`).
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -24,7 +25,7 @@ class NetworkProgram:
     """A traced single-sample network; the same object for all networks of the same equations.
 
     Attributes:
-        steps: what to do, in order; dead steps are gone.
+        steps: the equations in order, without dead ones.
         parameters: the slot of each parameter leaf.
         inputs: the slot of each leaf of the sample.
         output: the slot of the outputs (C,).
@@ -55,13 +56,13 @@ class NetworkProgram:
         probes: Mapping[int, Array],
         captured: Mapping[int, int],
     ) -> tuple[Array, dict[int, Array]]:
-        """The network's outputs, with `probes` added on the way.
+        """The network's outputs, with `probes` added to outputs of steps.
 
         Args:
             leaves: parameter leaves, then the arrays that the network closes over.
             sample: leaves of one sample.
             probes: step index -> array added to that step's (only) output.
-            captured: step index -> input position whose value is wanted.
+            captured: step index -> input position whose value is returned.
 
         Returns:
             The outputs (C,) and the captured values by step index.
@@ -71,17 +72,12 @@ class NetworkProgram:
         values.update(zip(self.inputs, sample, strict=True))
         weights = leaves[: len(self.parameters)]
         run_steps(self.steps, values, weights, self.shared, probes)
-        seen = {index: values[self._slot(index, place)] for index, place in captured.items()}
-        return values[self.output], seen
+        slots = {index: self.steps[index].inputs[position] for index, position in captured.items()}
+        return values[self.output], {i: values[s] for i, s in slots.items() if s is not None}
 
     def batch(self, leaves: Sequence[Array], samples: Sequence[Array]) -> Array:
         """The network's outputs (N, C) for samples (N, ...)."""
         return jax.vmap(lambda *sample: self.run(leaves, sample, {}, {})[0])(*samples)
-
-    def _slot(self, index: int, position: int) -> int:
-        slot = self.steps[index].inputs[position]
-        assert slot is not None
-        return slot
 
 
 class OneSample(NamedTuple):
@@ -97,7 +93,7 @@ class OneSample(NamedTuple):
 
 
 def trace(apply_fn: ApplyFn, params: Any, sample: Any) -> OneSample:
-    """The program of one sample, and what the network closes over.
+    """The equations of one sample, and the arrays that the network closes over.
 
     Args:
         apply_fn: ``(params, x (N, ...)) -> (N, C)``.
@@ -108,7 +104,7 @@ def trace(apply_fn: ApplyFn, params: Any, sample: Any) -> OneSample:
         ValueError: a batch of one does not give outputs of shape (1, C).
     """
 
-    def one(params: Any, sample: Any) -> Array:
+    def sample_outputs(params: Any, sample: Any) -> Array:
         outputs = apply_fn(params, jax.tree.map(lambda row: row[None], sample))
         shape = getattr(outputs, "shape", None)
         if shape is None or len(shape) != 2 or shape[0] != 1:
@@ -121,13 +117,13 @@ def trace(apply_fn: ApplyFn, params: Any, sample: Any) -> OneSample:
             )
         return outputs[0]
 
-    return trace_sample(one, params, sample)
+    return trace_sample(sample_outputs, params, sample)
 
 
-def trace_sample(one: Callable[[Any, Any], Array], params: Any, sample: Any) -> OneSample:
+def trace_sample(function: Callable[[Any, Any], Array], params: Any, sample: Any) -> OneSample:
     """The same of a function ``(params, sample) -> outputs (C,)``, made for this call alone."""
-    closed = jax.make_jaxpr(one)(params, sample)
-    line, n_params = straight_line(closed, of_one_sample=True), len(jax.tree.leaves(params))
+    closed = jax.make_jaxpr(function)(params, sample)
+    line, n_params = straight_line(closed, single_sample=True), len(jax.tree.leaves(params))
     (output,) = line.outputs
     steps = _without_dead_steps(line.steps, output)
     program = NetworkProgram(
@@ -144,12 +140,12 @@ def trace_sample(one: Callable[[Any, Any], Array], params: Any, sample: Any) -> 
 
 
 def _without_dead_steps(steps: Sequence[ProgramStep], output: int) -> tuple[ProgramStep, ...]:
-    wanted = {output}
+    read: set[int | None] = {output}
     kept = []
     for step in reversed(steps):
-        if step.equation.effects or not wanted.isdisjoint(step.outputs):
+        if step.equation.effects or not read.isdisjoint(step.outputs):
             kept.append(step)
-            wanted.update(slot for slot in step.inputs if slot is not None)
+            read |= {*step.inputs} - {None}
     return tuple(reversed(kept))
 
 
@@ -177,22 +173,20 @@ def is_linear(program: NetworkProgram, trainable: Sequence[bool]) -> bool:
         >>> is_linear(trace(lambda w, x: jnp.tanh(x @ w), w, x).program, (True,))
         False
     """
-    moved: set[Any] = {
-        slot for slot, wanted in zip(program.parameters, trainable, strict=True) if wanted
-    }
+    moving: set[Any] = set(itertools.compress(program.parameters, trainable))
     for step in program.steps:
-        places = {i for i, slot in enumerate(step.inputs) if slot in moved}
-        if places and not _is_affine(step, places):
+        positions = {i for i, slot in enumerate(step.inputs) if slot in moving}
+        if positions and not _is_affine(step, positions):
             return False
-        moved.update(step.outputs if places else ())
+        moving.update(step.outputs if positions else ())
     return True
 
 
-def _is_affine(step: ProgramStep, places: set[int]) -> bool:
-    """Whether a step is affine in the inputs at these places, together."""
+def _is_affine(step: ProgramStep, positions: set[int]) -> bool:
+    """Whether a step is affine in the inputs at these positions, together."""
     if not all(jnp.issubdtype(atom.aval.dtype, jnp.inexact) for atom in step.equation.outvars):
         return False
     if step.name == "select_n":
-        return 0 not in places
-    alone = step.name in _PRODUCTS and len(places) == 1
-    return step.name in _ADDITIVE or alone or (step.name in _IN_THE_FIRST and places == {0})
+        return 0 not in positions
+    alone = step.name in _PRODUCTS and len(positions) == 1
+    return step.name in _ADDITIVE or alone or (step.name in _IN_THE_FIRST and positions == {0})

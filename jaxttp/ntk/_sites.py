@@ -1,4 +1,4 @@
-"""Where parameters meet data: the places at which the layerwise method takes a network apart.
+"""Sites: the steps of a network at which the layerwise method separates parameters from data.
 
 A parameter is a *site* parameter when it reaches the data at exactly one step, through a chain
 that only rearranges or rescales it (reshape, transpose, cast, ...), and when that step has a rule:
@@ -9,13 +9,12 @@ that only rearranges or rescales it (reshape, transpose, cast, ...), and when th
 
 Then its gradient is dW[b, k, o] = sum_s x[b, s, k] g[b, s, o] with g the cotangent of the step's
 output. Every other parameter (bias, scale, tied weight, weight inside a scan, softmax of a weight,
-...) is *direct*: differentiated as it stands, per sample, which is right for anything.
+...) is *direct*: differentiated per sample by `jax.vjp`, which is right for anything.
 """
 
 import dataclasses
-import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -23,10 +22,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from jaxttp._core.xla_cpu.steps import ProgramStep
+from jaxttp._core.xla_cpu.steps import ProgramStep, patches
 from jaxttp.ntk._program import NetworkProgram
 
-_CONSTANT, _PARAMETER, _DATA = range(3)  # what is computed from two kinds is of the larger
+_CONSTANT, _PARAMETER, _DATA = range(3)  # results of two kinds are of the larger kind
 _ADDING = ("add", "add_any")
 _REARRANGING = ("reshape", "squeeze", "expand_dims", "transpose", "rev", "copy", "broadcast_in_dim")
 
@@ -50,17 +49,17 @@ class Site:
         step: index of the step.
         operand: position of the data among the step's inputs.
         groups: b, the number of independent groups.
-        positions: s, the number of places (tokens, pixels) that share the weight.
+        positions: s, the number of tokens or pixels that share the weight.
         fan_in: k, entries of x at a position; for an embedding the size of the table.
         fan_out: o, entries of g at a position.
         scale: the factor between the leaf and what the step uses.
         inputs: data operand -> x (groups, positions, fan_in); tokens (groups, positions).
         cotangents: cotangent of the step's output -> g (groups, positions, fan_out).
         pixels: of a convolution with windows, data operand -> its pixels (groups, p, channels).
-        windows: of a convolution whose patches share few pixels: which pixel, counted from 1, is
-            under each tap (positions, taps), 0 where none is. None of everything else.
-        is_head: whether the network's outputs are those of this dense step, each once, and what
-            else is added to them: the cotangents of the outputs are unit vectors then.
+        windows: of a convolution whose patches share few pixels: the pixel under each tap
+            (positions, taps), counted from 1, 0 for none. None for other sites.
+        is_head: whether the network's outputs are those of this dense step, each once, up to added
+            terms: the cotangents of the step's output are unit vectors then.
     """
 
     kind: str
@@ -92,7 +91,7 @@ class Site:
 
     @property
     def compared_size(self) -> int:
-        """Entries of what is kept of x per sample where products with others' x are formed."""
+        """Entries kept of x per sample for products with the x of other samples."""
         if self.windows is None:
             return self.input_size
         return self.windows.max() * self.fan_in // self.windows.shape[1]
@@ -103,58 +102,55 @@ class Site:
         return self.groups * self.positions * self.fan_out
 
 
-def find_sites(program: NetworkProgram, trainable: Sequence[bool]) -> tuple[Site, ...]:
-    """The sites of a program, by order of the computation."""
-    kinds, leaves, views = _classify(program, trainable)
-    uses: dict[int, list[tuple[int, int]]] = {
-        leaf: [] for leaf, wanted in enumerate(trainable) if wanted
-    }
-    for index, step in enumerate(program.steps):
+def find_sites(network: NetworkProgram, trainable: Sequence[bool]) -> tuple[Site, ...]:
+    """The sites of a network, in the order of its steps."""
+    kinds, leaves, views = _classify(network, trainable)
+    uses: dict[int, list[tuple[int, int]]] = {}
+    for index, step in enumerate(network.steps):
         if not any(slot is not None and kinds[slot] == _DATA for slot in step.inputs):
             continue
         for position, slot in enumerate(step.inputs):
             for leaf in leaves.get(slot, ()) if slot is not None else ():
-                uses[leaf].append((index, position))
-    for leaf in leaves.get(program.output, ()):
-        uses[leaf].append((-1, 0))
+                uses.setdefault(leaf, []).append((index, position))
+    for leaf in leaves.get(network.output, ()):
+        uses.setdefault(leaf, []).append((-1, 0))
 
     sites = []
-    for leaf, places in uses.items():
-        if len(places) != 1 or places[0][0] < 0:
+    for leaf, steps in uses.items():
+        index, position = steps[0]
+        if len(steps) != 1 or index < 0:
             continue
-        index, position = places[0]
-        step = program.steps[index]
+        step = network.steps[index]
         view = views.get(step.inputs[position])  # type: ignore[arg-type]
         rule = _RULES.get(step.name)
         if view is None or rule is None:
             continue
         data = [slot is not None and kinds[slot] == _DATA for slot in step.inputs]
         site = rule(step, index, position, data, leaf, view.scale)
-        if site is not None and site.size == math.prod(
-            program.avals[program.parameters[leaf]].shape
-        ):
+        size = math.prod(network.avals[network.parameters[leaf]].shape)
+        if site is not None and site.size == size:
             sites.append(site)
     sites.sort(key=lambda site: site.step)
     return tuple(
-        dataclasses.replace(_with_bias(program, site, uses, views), is_head=_is_head(program, site))
+        dataclasses.replace(_with_bias(network, site, uses, views), is_head=_is_head(network, site))
         for site in sites
     )
 
 
 def _classify(
-    program: NetworkProgram, trainable: Sequence[bool]
+    network: NetworkProgram, trainable: Sequence[bool]
 ) -> tuple[dict[int, int], dict[int, frozenset[int]], dict[int, _WeightView]]:
     """For each slot: constant, parameter or data; the leaves behind it; whether it is a view."""
-    kinds: dict[int, int] = dict.fromkeys((*program.constants, *program.literals), _CONSTANT)
+    kinds: dict[int, int] = dict.fromkeys((*network.constants, *network.literals), _CONSTANT)
     leaves: dict[int, frozenset[int]] = {}
     views: dict[int, _WeightView] = {}
-    kinds.update(dict.fromkeys(program.inputs, _DATA))
-    for leaf, slot in enumerate(program.parameters):
+    kinds.update(dict.fromkeys(network.inputs, _DATA))
+    for leaf, slot in enumerate(network.parameters):
         kinds[slot] = _PARAMETER if trainable[leaf] else _CONSTANT
         if trainable[leaf]:
             leaves[slot] = frozenset({leaf})
             views[slot] = _WeightView(leaf, 1.0)
-    for step in program.steps:
+    for step in network.steps:
         slots = [slot for slot in step.inputs if slot is not None]
         kind = max((kinds[slot] for slot in slots), default=_CONSTANT)
         outputs = [slot for slot in step.outputs if slot is not None]
@@ -163,27 +159,25 @@ def _classify(
             continue
         behind = frozenset().union(*(leaves.get(slot, frozenset()) for slot in slots))
         leaves.update(dict.fromkeys(outputs, behind))
-        view = _view_through(program, step, views)
+        view = _view_through(network, step, views)
         if view is not None:
             views[outputs[0]] = view
     return kinds, leaves, views
 
 
 def _view_through(
-    program: NetworkProgram, step: ProgramStep, views: dict[int, _WeightView]
+    network: NetworkProgram, step: ProgramStep, views: dict[int, _WeightView]
 ) -> _WeightView | None:
     """The view after a step that only rearranges, casts or rescales the view before it."""
     slots = [slot for slot in step.inputs if slot is not None]
     if len(slots) != 1 or slots[0] not in views or len(step.outputs) != 1:
         return None
     view = views[slots[0]]
-    before, after = program.avals[slots[0]], step.equation.outvars[0].aval
+    before, after = network.avals[slots[0]], step.equation.outvars[0].aval
     if step.name in _REARRANGING:
-        same_size = math.prod(before.shape) == math.prod(after.shape)
-        return view if same_size else None
+        return view if math.prod(before.shape) == math.prod(after.shape) else None
     if step.name == "convert_element_type":
-        real = jnp.issubdtype(after.dtype, jnp.floating)
-        return view if real else None
+        return view if jnp.issubdtype(after.dtype, jnp.floating) else None
     if step.name == "neg":
         return _WeightView(view.leaf, -view.scale)
     if step.name in ("mul", "div"):
@@ -232,41 +226,24 @@ def _conv_site(
 ) -> Site | None:
     if position != 1 or not data[0] or step.params["batch_group_count"] != 1:
         return None
-    numbers = step.params["dimension_numbers"]
-    strides, padding = step.params["window_strides"], step.params["padding"]
-    input_dilation, dilation = step.params["lhs_dilation"], step.params["rhs_dilation"]
-    groups = step.params["feature_group_count"]
+    params, groups = step.params, step.params["feature_group_count"]
+    left, right, result = params["dimension_numbers"]
     shape, kernel = step.shape(0), step.shape(1)
     out = tuple(step.equation.outvars[0].aval.shape)
-    batch, channels = shape[numbers.lhs_spec[0]], shape[numbers.lhs_spec[1]]
-    places = tuple(out[axis] for axis in numbers.out_spec[2:])
-    window = tuple(kernel[axis] for axis in numbers.rhs_spec[2:])
-    to_last = (numbers.lhs_spec[0], *numbers.lhs_spec[2:], numbers.lhs_spec[1])
-    out_to_last = (numbers.out_spec[0], *numbers.out_spec[2:], numbers.out_spec[1])
-    positions = batch * math.prod(places)
+    batch, channels = shape[left[0]], shape[left[1]]
+    counts = tuple(out[axis] for axis in result[2:])
+    window = tuple(kernel[axis] for axis in right[2:])
+    to_last = (left[0], *left[2:], left[1])
+    out_to_last = (result[0], *result[2:], result[1])
+    positions = batch * math.prod(counts)
     taps = math.prod(window)
     fan_in = taps * (channels // groups)
-    fan_out = out[numbers.out_spec[1]] // groups
+    fan_out = out[result[1]] // groups
 
     def inputs(value: Array) -> Array:
-        value = value.transpose(to_last)
-        edges = [(0, 0, 0)]
-        edges += [(lo, hi, d - 1) for (lo, hi), d in zip(padding, input_dilation, strict=True)]
-        value = jax.lax.pad(value, jnp.zeros((), value.dtype), [*edges, (0, 0, 0)])
-        patches = []
-        for offsets in itertools.product(*(range(n) for n in window)):
-            start = [o * d for o, d in zip(offsets, dilation, strict=True)]
-            limit = [
-                a + (n - 1) * stride + 1 if n else a
-                for a, n, stride in zip(start, places, strides, strict=True)
-            ]
-            patches.append(
-                jax.lax.slice(
-                    value, (0, *start, 0), (batch, *limit, channels), (1, *strides, 1)
-                ).reshape(positions, groups, channels // groups)
-            )
-        stacked = jnp.concatenate(patches, axis=-1) if taps > 1 else patches[0]
-        return stacked.swapaxes(0, 1)
+        by_tap = patches(value.transpose(to_last), window, counts, params)
+        by_tap = [part.reshape(positions, groups, channels // groups) for part in by_tap]
+        return jnp.concatenate(by_tap, axis=-1).swapaxes(0, 1)
 
     def cotangents(g: Array, _: Array) -> Array:
         g = g.transpose(out_to_last).reshape(positions, groups, fan_out)
@@ -275,10 +252,10 @@ def _conv_site(
     def pixels(value: Array) -> Array:
         return value.transpose(to_last).reshape(1, -1, channels)
 
-    size, windows = tuple(shape[axis] for axis in numbers.lhs_spec[2:]), None
+    size, windows = tuple(shape[axis] for axis in left[2:]), None
     few = taps > 1 and 2 * math.prod(size) ** 2 < positions**2 * taps
-    if few and batch == groups == 1 and min(map(min, padding)) >= 0:
-        windows = _windows(size, window, strides, padding, dilation, input_dilation)
+    if few and batch == groups == 1 and min(map(min, params["padding"])) >= 0:
+        windows = _windows(size, window, params)
     return Site(
         "conv", leaf, None, index, 0, groups, positions, fan_in, fan_out, scale,
         inputs, cotangents, pixels, windows,
@@ -286,22 +263,18 @@ def _conv_site(
 
 
 def _windows(
-    size: tuple[int, ...],
-    window: tuple[int, ...],
-    strides: Sequence[int],
-    padding: Sequence[tuple[int, int]],
-    dilation: Sequence[int],
-    input_dilation: Sequence[int],
+    size: tuple[int, ...], window: tuple[int, ...], params: Mapping[str, Any]
 ) -> np.ndarray:
-    """Which pixel, counted from 1, is under each tap of each place (places, taps); 0 for none."""
-    low, high = np.transpose(padding)
+    """The pixel, counted from 1, under each tap at each position (positions, taps); 0 for none."""
+    input_dilation, dilation = params["lhs_dilation"], params["rhs_dilation"]
+    low, high = np.transpose(params["padding"])
     end = low + (np.array(size) - 1) * input_dilation + 1
     image = np.zeros(end + high, np.int32)
     indices = 1 + np.arange(math.prod(size)).reshape(size)
     image[tuple(map(slice, low, end, input_dilation))] = indices
     extent = (np.array(window) - 1) * dilation + 1
     views = np.lib.stride_tricks.sliding_window_view(image, extent)
-    views = views[tuple(slice(None, None, step) for step in (*strides, *dilation))]
+    views = views[tuple(slice(None, None, step) for step in (*params["window_strides"], *dilation))]
     return views.reshape(-1, math.prod(window))
 
 
@@ -314,7 +287,7 @@ def _embedding_site(
     nearest row where the mode is "clip", none otherwise (nor where the mode promises that there is
     no such token, although the network's outputs are then those of the nearest row).
     """
-    numbers, sizes = step.params["dimension_numbers"], tuple(step.params["slice_sizes"])
+    axes, sizes = step.params["dimension_numbers"], tuple(step.params["slice_sizes"])
     table: Any = step.shape(0)
     tokens = step.shape(1)
     out_rank = len(step.equation.outvars[0].aval.shape)
@@ -323,10 +296,9 @@ def _embedding_site(
         position == 0
         and data[1]
         and len(table) >= 2
-        and tuple(numbers.collapsed_slice_dims) == (0,)
-        and tuple(numbers.start_index_map) == (0,)
-        and not numbers.operand_batching_dims
-        and list(numbers.offset_dims) == list(offsets)
+        and tuple(axes.collapsed_slice_dims) == tuple(axes.start_index_map) == (0,)
+        and not axes.operand_batching_dims
+        and tuple(axes.offset_dims) == offsets
         and sizes == (1, *table[1:])
         and tuple(tokens[-1:]) == (1,)
     )
@@ -357,57 +329,59 @@ _RULES: dict[str, Callable[..., Site | None]] = {
 
 
 def _with_bias(
-    program: NetworkProgram,
+    network: NetworkProgram,
     site: Site,
     uses: dict[int, list[tuple[int, int]]],
     views: dict[int, _WeightView],
 ) -> Site:
-    """Note the bias that is added to the output of a dense site, if that is all that happens to it.
+    """Add the bias of a dense site, where the output has no other reader than the sum with it.
 
-    With one position the bias has the cotangent of the site's output, so (x xT + 1) * (g gT)
-    serves both.
+    With one position the bias has the cotangent of the site's output, so (x xT + 1) * (g gT) is the
+    kernel of both.
     """
     if site.kind != "dense" or site.positions != 1 or site.groups != 1 or site.scale != 1.0:
         return site
-    output: Any = program.steps[site.step].outputs[0]
-    size = math.prod(program.avals[output].shape)
+    output: Any = network.steps[site.step].outputs[0]
+    size = math.prod(network.avals[output].shape)
     while True:
-        readers = [step for step in program.steps if output in step.inputs]
-        if len(readers) != 1 or output == program.output:
+        adder = _only_reader(network, output)
+        if adder is None or output == network.output:
             return site
-        adder = readers[0]
-        if (
-            adder.name not in _REARRANGING
-            or math.prod(adder.equation.outvars[0].aval.shape) != size
-        ):
+        is_rearranged = math.prod(adder.equation.outvars[0].aval.shape) == size
+        if adder.name not in _REARRANGING or not is_rearranged:
             break
         output = adder.outputs[0]
     if adder.name not in _ADDING or adder.inputs.count(output) != 1:
         return site
-    other: Any = adder.inputs[1 - adder.inputs.index(output)]
-    view = views.get(other)
+    added: Any = adder.inputs[1 - adder.inputs.index(output)]
+    view = views.get(added)
     if view is None or view.scale != 1.0 or len(uses[view.leaf]) != 1:
         return site
-    aval: Any = program.avals[output]  # type: ignore[index]
-    same_shape = program.avals[other].shape == aval.shape
+    same_shape = network.avals[added].shape == network.avals[output].shape
     return dataclasses.replace(site, bias=view.leaf) if same_shape else site
 
 
-def _is_head(program: NetworkProgram, site: Site) -> bool:
-    """Whether nothing but unit vectors are the cotangents of a dense site with one position."""
+def _only_reader(network: NetworkProgram, slot: int) -> ProgramStep | None:
+    """The step that reads a slot; None where there is none or several."""
+    readers = [step for step in network.steps if slot in step.inputs]
+    return readers[0] if len(readers) == 1 else None
+
+
+def _is_head(network: NetworkProgram, site: Site) -> bool:
+    """Whether the cotangents of a dense site with one position are unit vectors."""
     if site.kind != "dense" or site.positions != 1 or site.groups != 1:
         return False
-    slot: Any = program.steps[site.step].outputs[0]
-    while slot != program.output:
-        readers = [step for step in program.steps if slot in step.inputs]
-        if len(readers) != 1 or not _hands_on(readers[0], slot):
+    slot: Any = network.steps[site.step].outputs[0]
+    while slot != network.output:
+        reader = _only_reader(network, slot)
+        if reader is None or not _passes_on(reader, slot):
             return False
-        slot = readers[0].outputs[0]
+        slot = reader.outputs[0]
     return True
 
 
-def _hands_on(step: ProgramStep, slot: int | None) -> bool:
-    """Whether a step returns the entries of a slot, or some of them, each once and as it is."""
+def _passes_on(step: ProgramStep, slot: int) -> bool:
+    """Whether a step returns the entries of a slot, or some of them, each once and unchanged."""
     if step.inputs.count(slot) != 1:
         return False
     if step.name in ("slice", "dynamic_slice"):

@@ -1,7 +1,7 @@
 """How a kernel is computed: exactly, or from a random projection of the Jacobian.
 
-An estimator is a value with two methods; a new one is one more class here. What it is asked about
-is a `jaxttp.forecast.Problem` at some weights of the trained part.
+An estimator is a subclass of `KernelEstimator`. Its methods take a `jaxttp.forecast.Problem` and
+weights of the trained part.
 """
 
 import abc
@@ -26,12 +26,12 @@ Tiles = Callable[[int, int], None]
 
 
 class Estimate(NamedTuple):
-    """A kernel, and what it would be without each part of the data that it was estimated from.
+    """A kernel, and estimates of it without each group of its random columns.
 
     Attributes:
         kernel: Theta (N, C, N, C), as an array or as its factors.
-        parts: kernels that lack a part, each with mean Theta, one at a time; None where the kernel
-            is exact, or too narrow a sketch to tell its own error.
+        parts: kernels without one group each, with mean Theta, one at a time; None where the kernel
+            is exact, or a sketch too narrow to estimate its own error.
     """
 
     kernel: Kernel
@@ -39,7 +39,7 @@ class Estimate(NamedTuple):
 
 
 class KernelEstimator(abc.ABC):
-    """How Theta is found at some weights."""
+    """How Theta is computed at some weights."""
 
     def estimate(self, problem: Any, weights: Params, progress: Tiles | None = None) -> Estimate:
         """Theta(X, X) at these weights, with a call (tiles done, tiles in all) where it has any."""
@@ -60,7 +60,7 @@ class KernelEstimator(abc.ABC):
         return plan_of(problem).flops["jacobian"]
 
     def passes(self, problem: Any) -> int:
-        """Ways back through the network over all samples that one kernel takes."""
+        """Backward passes over all samples that one kernel takes."""
         return problem.classes
 
     def product(self, problem: Any) -> float:
@@ -99,9 +99,9 @@ class Exact(KernelEstimator):
 
     def operations(self, problem: Any) -> float:
         """See `KernelEstimator`."""
-        whole, output = _asked(problem)
-        options = {"batch_size": self.batch_size, "max_bytes": _of_one(self), "output": output}
-        plan = plan_of(whole, **options)
+        whole, output = _problem_and_output(problem)
+        bound = _device_bound(self)
+        plan = plan_of(whole, batch_size=self.batch_size, max_bytes=bound, output=output)
         return plan.flops[plan.method]
 
     def passes(self, problem: Any) -> int:
@@ -116,7 +116,7 @@ class Exact(KernelEstimator):
         self, problem: Any, weights: Params, x1: Any, x2: Any, progress: Tiles | None = None
     ) -> Kernel:
         """See `KernelEstimator`."""
-        whole, output = _asked(problem)
+        whole, output = _problem_and_output(problem)
         return kernel_of(
             whole.apply_fn, problem.restore(weights), x1, x2, trainable=problem.trainable,
             output=output, batch_size=self.batch_size, max_bytes=self.max_bytes, progress=progress,
@@ -182,7 +182,7 @@ class Sketched(KernelEstimator):
         return kernel if self._is_factored(problem) else kernel.dense()
 
     def operations(self, problem: Any) -> float:
-        """See `KernelEstimator`: C ways back a sample, and the product of the projections."""
+        """See `KernelEstimator`: C backward passes a sample, and the product of the sketches."""
         work = workload(problem.apply_fn, problem.params, problem.x, problem.trainable)
         rows = problem.f0.shape[0] * sketch_cost(work, self.sketch_dim)
         formed = 0.0 if self._is_factored(problem) else 2.0 * problem.f0.size**2
@@ -190,13 +190,11 @@ class Sketched(KernelEstimator):
 
     def product(self, problem: Any) -> float:
         """See `KernelEstimator`."""
-        size = problem.f0.size
-        if self._is_factored(problem):
-            return 4.0 * size * self.sketch_dim
-        return super().product(problem)
+        factored = 4.0 * problem.f0.size * self.sketch_dim
+        return factored if self._is_factored(problem) else super().product(problem)
 
     def _is_factored(self, problem: Any) -> bool:
-        """Whether the kernel is kept as factors: where they are the cheaper, and on a mesh."""
+        """Whether the kernel is kept as factors: where these are cheaper, and on a mesh."""
         return several(self.mesh) is not None or 2 * self.sketch_dim < problem.f0.size
 
     def _project(self, problem: Any, weights: Params, x: Any) -> Array:
@@ -212,10 +210,10 @@ class Sketched(KernelEstimator):
 class ClassSketched(KernelEstimator):
     """K ⊗ I_C with K the kernel of the outputs' sum under random signs, see `class_sketch`.
 
-    One backward pass a sample and draw in place of C, and C^2 times fewer numbers: what can be
-    afforded with hundreds of classes. Outputs of different classes do not mix in it, which holds
-    for a last layer with weights of its own for every class and not beneath it; forecasts with
-    rebuilt kernels correct that by the network itself, those with one kernel do not.
+    One backward pass a sample and draw in place of C, and C^2 times fewer numbers, for networks of
+    hundreds of classes. It has no entries between different classes. That is exact for a last layer
+    with separate weights for every class, and an approximation for the layers before it. Forecasts
+    with rebuilt kernels correct it by evaluating the network; those with one kernel do not.
 
     Attributes:
         key: a `jax.random.key`.
@@ -243,7 +241,7 @@ class ClassSketched(KernelEstimator):
     def __post_init__(self) -> None:
         check_key(self.key)
         check_integer("draws", self.draws, at_least=1)
-        Exact(self.batch_size, self.max_bytes, self.mesh)  # refuses what is out of range
+        Exact(self.batch_size, self.max_bytes, self.mesh)  # raises for values out of range
 
     def operations(self, problem: Any) -> float:
         """See `KernelEstimator`: exact kernels of a network with one output."""
@@ -252,7 +250,7 @@ class ClassSketched(KernelEstimator):
         )
         plan = ntk_plan(
             signed, pair, problem.x, output="trace", trainable=mask, batch_size=self.batch_size,
-            max_bytes=_of_one(self),
+            max_bytes=_device_bound(self),
         )  # fmt: skip
         return self.draws * plan.flops[plan.method]
 
@@ -268,7 +266,7 @@ class ClassSketched(KernelEstimator):
         self, problem: Any, weights: Params, x1: Any, x2: Any, progress: Tiles | None = None
     ) -> Kernel:
         """See `KernelEstimator`."""
-        found = [
+        kernels = [
             signed_kernel(
                 problem.apply_fn, problem.restore(weights), x1, x2, key=key,
                 trainable=problem.trainable, batch_size=self.batch_size, max_bytes=self.max_bytes,
@@ -276,7 +274,7 @@ class ClassSketched(KernelEstimator):
             )
             for key in jax.random.split(self.key, self.draws)
         ]  # fmt: skip
-        return sum(found[1:], found[0]) / self.draws
+        return sum(kernels[1:], kernels[0]) / self.draws
 
 
 def plan_of(problem: Any, **options: Any) -> KernelPlan:
@@ -286,10 +284,10 @@ def plan_of(problem: Any, **options: Any) -> KernelPlan:
     )
 
 
-def _asked(problem: Any) -> tuple[Any, str]:
+def _problem_and_output(problem: Any) -> tuple[Any, str]:
     """The problem whose kernel is computed, and which output of `empirical_ntk` that is.
 
-    K ⊗ I_C is that of centered logits, too, with an I that is smaller.
+    Outputs and centered logits have the same K in K ⊗ I, with I of different sizes.
     """
     return (problem.whole or problem, "trace") if problem.is_repeated else (problem, "full")
 
@@ -298,7 +296,7 @@ def _repeated_product(problem: Any) -> float:
     return 2.0 * problem.f0.shape[0] * problem.f0.size
 
 
-def _of_one(kernel: Exact | ClassSketched) -> int | None:
+def _device_bound(kernel: Exact | ClassSketched) -> int | None:
     """The bound of a kernel on one device; on a mesh no device has all of it."""
     return kernel.max_bytes if several(kernel.mesh) is None else None
 
@@ -310,7 +308,7 @@ def delete_groups(
 
     Args:
         sketch: S with E[S S^T] = Theta, columns alike (N, C, k).
-        is_factored: whether they are kept as factors; None for where those are the cheaper.
+        is_factored: whether they are kept as factors; None for where these are cheaper.
         groups: how many.
 
     Yields:
@@ -324,9 +322,8 @@ def delete_groups(
     width = sketch.shape[-1]
     if is_factored is None:
         is_factored = 2 * width < sketch.shape[0] * sketch.shape[1]
-    parts = np.array_split(np.arange(width), min(groups, width))
-    for part in parts:
-        k = np.setdiff1d(np.arange(width), part)
-        rest = sketch[..., k]
-        kernel = Factored.of(rest * (width / max(1, len(k))), rest)
+    for group in np.array_split(np.arange(width), min(groups, width)):
+        columns = np.setdiff1d(np.arange(width), group)
+        kept = sketch[..., columns]
+        kernel = Factored.of(kept * (width / max(1, len(columns))), kept)
         yield kernel if is_factored else kernel.dense()

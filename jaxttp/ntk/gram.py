@@ -3,9 +3,9 @@
     Θ[n, c, m, d] = <df_c(x1_n)/dw, df_d(x2_m)/dw>
 
 The plan (method, form of each layer, block sizes) is made first, from shapes alone; see
-`ntk_plan`. A kernel that fits is computed in one piece. A larger one is cut into blocks of rows
-whose features are held, against which blocks of columns are streamed; only the upper triangle of a
-symmetric kernel is computed.
+`ntk_plan`. A kernel that fits into memory is computed by one compiled function. A larger one is cut
+into blocks of rows whose features are kept, against which blocks of columns are streamed. Only the
+upper triangle of a symmetric kernel is computed.
 """
 
 import dataclasses
@@ -161,7 +161,7 @@ def ntk_plan(
     max_bytes: int | None = None,
     mesh: Any = None,
 ) -> KernelPlan:
-    """What `empirical_ntk` with the same arguments will do, and why; only shapes are looked at.
+    """The plan of `empirical_ntk` with the same arguments; only shapes are used.
 
     Args:
         apply_fn: see `empirical_ntk`.
@@ -203,8 +203,8 @@ def _count_samples(name: str, x: Any) -> int:
     hint = " Make lists one array: np.asarray(x)." if isinstance(x, list | tuple) else ""
     shapes = leaf_shapes(x, name)
     if not shapes or any(not shape or shape[0] == 0 for shape in shapes.values()):
-        found = ", ".join(dict.fromkeys(map(str, shapes.values()))) or "no array"
-        raise ValueError(f"{name} must be (N, ...) with at least one sample; got {found}.{hint}")
+        listed = ", ".join(dict.fromkeys(map(str, shapes.values()))) or "no array"
+        raise ValueError(f"{name} must be (N, ...) with at least one sample; got {listed}.{hint}")
     try:
         return count(x, name)
     except ValueError as problem:
@@ -213,7 +213,7 @@ def _count_samples(name: str, x: Any) -> int:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Job:
-    """Checked arguments; `leaves` are the parameters', then what the network closes over."""
+    """Checked arguments; `leaves` are those of the parameters, then the arrays of the closure."""
 
     leaves: list[Any]
     rows: list[Any]
@@ -233,38 +233,37 @@ class Job:
         trainable: Any = None,
         sums: str = "float32",
     ) -> "Job":
-        """What `empirical_ntk` is asked for, checked."""
+        """The arguments of `empirical_ntk`, checked."""
         check_choice("output", output, _OUTPUTS)
         check_choice("method", method, _METHODS)
         x1, x2 = _as_samples("x1", x1), _as_samples("x2", x2)
         n1 = _count_samples("x1", x1)
         n2 = n1 if x2 is None else _count_samples("x2", x2)
-        first, sample_treedef = jax.tree.flatten(x1)
-        second = None if x2 is None else jax.tree.leaves(x2)
-        if second is not None:
-            one, two = ([(jnp.shape(a)[1:], dtype_of(a)) for a in rows] for rows in (first, second))
-            if jax.tree.structure(x2) != sample_treedef or one != two:
+        rows, treedef = jax.tree.flatten(x1)
+        columns = None if x2 is None else jax.tree.leaves(x2)
+        row_shapes = [(jnp.shape(a)[1:], dtype_of(a)) for a in rows]
+        if columns is not None:
+            column_shapes = [(jnp.shape(a)[1:], dtype_of(a)) for a in columns]
+            if jax.tree.structure(x2) != treedef or row_shapes != column_shapes:
                 raise ValueError(
-                    f"x2 must look like x1 but for its length; got {two}, x1 has {one}."
+                    f"x2 must look like x1 but for its length; got {column_shapes}, x1 has "
+                    f"{row_shapes}."
                 )
         mask = select_leaves(params, trainable)
-        samples = [jax.ShapeDtypeStruct(jnp.shape(a)[1:], dtype_of(a)) for a in first]
-        sample = jax.tree.unflatten(sample_treedef, samples)
+        sample = jax.tree.unflatten(treedef, [jax.ShapeDtypeStruct(*s) for s in row_shapes])
         try:
             with jax.default_matmul_precision("highest"):
-                one = network_of(apply_fn).once(trace, structure(params), sample)
+                traced = network_of(apply_fn).once(trace, structure(params), sample)
         except Exception:
-            traced_outputs(apply_fn, params, x1)  # where the reason is known: raises in one line
+            traced_outputs(apply_fn, params, x1)  # raises in one line where the reason is known
             raise
-        program, sites = one.program, find_sites(one.program, mask)
-        network = program.avals[program.output].dtype
-        dtype = str(max(jnp.dtype(network), jnp.dtype(sums), key=lambda one: one.itemsize))
+        network = traced.program
+        dtype = max(network.avals[network.output].dtype, jnp.dtype(sums), key=lambda d: d.itemsize)
         work = Workload(
-            program, sites, leaf_paths(params), mask, n1, n2, x2 is None, output,
-            jnp.dtype(dtype).itemsize,
+            network, find_sites(network, mask), leaf_paths(params), mask, n1, n2, x2 is None,
+            output, dtype.itemsize,
         )  # fmt: skip
-        leaves = [*jax.tree.leaves(params), *one.constants]
-        return cls(leaves, first, second, work, dtype)
+        return cls([*jax.tree.leaves(params), *traced.constants], rows, columns, work, str(dtype))
 
     def plan_on(
         self, mesh: Mesh | None, method: str, batch_size: int | None, max_bytes: int | None
@@ -275,7 +274,7 @@ class Job:
             rows, columns = -(-work.n1 // devices), devices * -(-work.n2 // devices)
             work = dataclasses.replace(work, n1=rows, n2=columns, symmetric=False, alone=False)
         if method == "auto" and work.program.avals[work.program.output].dtype != self.dtype:
-            method = "layerwise"  # sums are in more digits than products with vectors
+            method = "layerwise"  # vector products do not accumulate in a wider dtype
         plan = make_plan(work, method, batch_size, max_bytes)
         return dataclasses.replace(plan, devices=devices)
 
@@ -287,7 +286,7 @@ class Job:
 
 
 def workload(apply_fn: ApplyFn, params: Params, x: Any, trainable: Any = None) -> Workload:
-    """Of a network's exact kernel with itself: its program, its sites and the shapes."""
+    """The workload of a network's exact kernel with itself."""
     return Job.of(apply_fn, params, x, trainable=trainable).work
 
 
@@ -299,8 +298,8 @@ def _within_memory(
     Raises:
         ValueError: it holds none.
     """
-    given = [*job.leaves, *job.rows, *(job.columns or [])]
-    room = room_on(devices_of(given) if mesh is None else mesh.local_devices[:1])
+    arrays = [*job.leaves, *job.rows, *(job.columns or [])]
+    room = room_on(devices_of(arrays) if mesh is None else mesh.local_devices[:1])
     if room is None or plan.bytes <= room:
         return plan
     smaller = job.plan_on(mesh, method, None, room)
@@ -315,8 +314,9 @@ def _compute(
     x1 = [jnp.asarray(leaf) for leaf in job.rows]
     x2 = None if job.columns is None else [jnp.asarray(leaf) for leaf in job.columns]
     with jax.default_matmul_precision("highest"):
-        waits = "late gradient" in plan.forms.values()  # one program would form all at once
-        if plan.chunk >= max(job.work.n1, job.work.n2) and not waits:
+        # One compiled function would form all deferred gradients at once.
+        is_deferred = "late gradient" in plan.forms.values()
+        if plan.chunk >= max(job.work.n1, job.work.n2) and not is_deferred:
             return functions.whole(leaves, x1, x2)
         return by_blocks(
             functions, plan, leaves, x1, x2, output=job.work.output, dtype=job.dtype,

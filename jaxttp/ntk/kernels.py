@@ -34,7 +34,7 @@ class KernelOperator(eqx.Module):
     @property
     @abc.abstractmethod
     def plain(self) -> "Array | Factored":
-        """What public functions return of it: an array where it is one."""
+        """The form that public functions return: an array, or the factors."""
 
     @abc.abstractmethod
     def mv(self, vectors: Float[Array, "*t n c"]) -> Float[Array, "*t m c"]:
@@ -49,8 +49,12 @@ class KernelOperator(eqx.Module):
         """Theta[:, :, samples] (M, C, B, C)."""
 
     @abc.abstractmethod
+    def some_rows(self, samples: Int[Array, " b"]) -> "KernelOperator":
+        """Theta[samples] (B, C, N, C)."""
+
     def block(self, rows: Any, columns: Any) -> "KernelOperator":
         """Theta[rows, :, columns], by the indices of samples."""
+        return self.some_rows(jnp.asarray(rows)).some_columns(jnp.asarray(columns))
 
 
 class Dense(KernelOperator):
@@ -80,10 +84,9 @@ class Dense(KernelOperator):
         """See `KernelOperator`."""
         return Dense(jnp.take(self.array, samples, axis=2))
 
-    def block(self, rows: Any, columns: Any) -> "Dense":
+    def some_rows(self, samples: Int[Array, " b"]) -> "Dense":
         """See `KernelOperator`."""
-        some = jnp.take(self.array, jnp.asarray(rows), axis=0)
-        return Dense(jnp.take(some, jnp.asarray(columns), axis=2))
+        return Dense(jnp.take(self.array, samples, axis=0))
 
 
 class Scalar(KernelOperator):
@@ -109,17 +112,16 @@ class Scalar(KernelOperator):
         """See `KernelOperator`."""
         return Scalar(jnp.take(self.array, samples, axis=1), self.classes)
 
-    def block(self, rows: Any, columns: Any) -> "Scalar":
+    def some_rows(self, samples: Int[Array, " b"]) -> "Scalar":
         """See `KernelOperator`."""
-        some = jnp.take(self.array, jnp.asarray(rows), axis=0)
-        return Scalar(jnp.take(some, jnp.asarray(columns), axis=1), self.classes)
+        return Scalar(jnp.take(self.array, samples, axis=0), self.classes)
 
 
 class Factored(KernelOperator):
     """Theta = A B^T from A (M, C, k) and B (N, C, k), which is never formed.
 
-    A product with outputs takes 2 (M + N) C k operations in place of 2 M N C^2, and the factors so
-    much less memory than the kernel: what a sketch of width k is kept as where k is below N C / 2.
+    A product with outputs takes 2 (M + N) C k operations in place of 2 M N C^2, and memory shrinks
+    by the same factor. A sketch of width k is kept in this form where k is below N C / 2.
 
     Attributes:
         rows: A as a matrix (M C, k). (Reshaped within a loop it costs XLA 100 times as long.)
@@ -161,11 +163,11 @@ class Factored(KernelOperator):
 
     @property
     def dtype(self) -> Any:
-        """Of the numbers."""
+        """The dtype of the factors."""
         return self.rows.dtype
 
     def astype(self, dtype: Any) -> "Factored":
-        """The same in other numbers."""
+        """The same kernel in another dtype."""
         return Factored(self.rows.astype(dtype), self.columns.astype(dtype), self.classes)
 
     def mv(self, vectors: Float[Array, "*t n c"]) -> Float[Array, "*t m c"]:
@@ -188,16 +190,11 @@ class Factored(KernelOperator):
         return Factored(self.rows, self.columns[self._outputs_of(samples)], self.classes)
 
     def some_rows(self, samples: Int[Array, " b"]) -> "Factored":
-        """Theta[samples] (B, C, N, C)."""
+        """See `KernelOperator`."""
         return Factored(self.rows[self._outputs_of(samples)], self.columns, self.classes)
 
-    def block(self, rows: Any, columns: Any) -> "Factored":
-        """See `KernelOperator`."""
-        left, right = (self._outputs_of(jnp.asarray(samples)) for samples in (rows, columns))
-        return Factored(self.rows[left], self.columns[right], self.classes)
-
     def _outputs_of(self, samples: Int[Array, " b"]) -> Int[Array, " bc"]:
-        """Where the outputs of some samples stand in a factor."""
+        """The indices of the outputs of some samples in a factor."""
         return (samples[:, None] * self.classes + jnp.arange(self.classes)[None]).reshape(-1)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
@@ -210,7 +207,7 @@ Kernel = Array | Factored
 """A kernel as an array (M, C, N, C) or (M, N), or as its factors."""
 
 KernelLike = ArrayLike | Factored
-"""What becomes one."""
+"""A kernel, or what NumPy converts to an array."""
 
 
 def operator_of(kernel: Array | KernelOperator, classes: int = 1) -> KernelOperator:
@@ -251,13 +248,13 @@ class NTKOperator(lx.AbstractLinearOperator):
                 f"v.astype({str(outputs.dtype)!r})."
             )
 
-        def network(chosen: dict[int, Array]) -> Array:
-            leaves = [chosen.get(index, leaf) for index, leaf in enumerate(self.leaves)]
+        def network(trained: dict[int, Array]) -> Array:
+            leaves = [trained.get(index, leaf) for index, leaf in enumerate(self.leaves)]
             return self.network(jax.tree.unflatten(self.treedef, leaves), self.x)
 
-        chosen = {i: leaf for i, leaf in enumerate(self.leaves) if self.trainable[i]}
+        weights = {i: leaf for i, leaf in enumerate(self.leaves) if self.trainable[i]}
         with jax.default_matmul_precision("highest"):
-            _, pull, push = pull_and_push(network, chosen)
+            _, pull, push = pull_and_push(network, weights)
             return self._checked(push(pull(vector)))
 
     def _checked(self, result: Array) -> Array:
@@ -267,11 +264,10 @@ class NTKOperator(lx.AbstractLinearOperator):
         return result
 
     def _some_outputs(self, params: Params, x: Any) -> Array:
-        """The outputs of fewer samples, which are filled up with copies."""
-        n, rows = count(self.x), count(x)
-        return self.network(params, jax.tree.map(lambda a: jnp.resize(a, (n, *a.shape[1:])), x))[
-            :rows
-        ]
+        """The outputs of fewer samples, which are padded with copies."""
+        n = count(self.x)
+        padded = jax.tree.map(lambda a: jnp.resize(a, (n, *a.shape[1:])), x)
+        return self.network(params, padded)[: count(x)]
 
     def as_matrix(self) -> Array:
         """Θ as a matrix (N C, N C); N C products."""
@@ -335,11 +331,11 @@ def ntk_operator(
 
 
 def register_symmetric(kind: type[lx.AbstractLinearOperator]) -> None:
-    """Answer `lineax`'s questions of a class of symmetric positive semi-definite operators.
+    """Register a class of symmetric positive semi-definite operators with `lineax`.
 
-    Its functions dispatch on the class; an operator known by products is dense in all else.
+    Functions of `lineax` dispatch on the class. An operator known by products counts as dense.
     """
-    for question, answer in (
+    for predicate, value in (
         (lx.is_symmetric, True),
         (lx.is_positive_semidefinite, True),
         (lx.is_negative_semidefinite, False),
@@ -349,21 +345,20 @@ def register_symmetric(kind: type[lx.AbstractLinearOperator]) -> None:
         (lx.is_upper_triangular, False),
         (lx.has_unit_diagonal, False),
     ):
-        question.register(kind)(lambda operator, answer=answer: answer)  # type: ignore[attr-defined]
-    for same in (lx.linearise, lx.conj):
-        same.register(kind)(lambda operator: operator)
+        predicate.register(kind)(lambda operator, value=value: value)  # type: ignore[attr-defined]
+    for identity in (lx.linearise, lx.conj):
+        identity.register(kind)(lambda operator: operator)
     lx.diagonal.register(kind)(lambda operator: jnp.diagonal(operator.as_matrix()))
     lx.materialise.register(kind)(_materialised)
 
 
 def _materialised(operator: lx.AbstractLinearOperator) -> lx.AbstractLinearOperator:
     structure: Any = operator.in_structure()
-    tags = lx.positive_semidefinite_tag
-    matrix = operator.as_matrix()
+    tag, matrix = lx.positive_semidefinite_tag, operator.as_matrix()
     if len(structure.shape) == 1:
-        return lx.MatrixLinearOperator(matrix, (lx.symmetric_tag, tags))
-    whole = matrix.reshape(*structure.shape, *structure.shape)
-    return lx.PyTreeLinearOperator(whole, structure, tags)
+        return lx.MatrixLinearOperator(matrix, (lx.symmetric_tag, tag))
+    array = matrix.reshape(*structure.shape, *structure.shape)
+    return lx.PyTreeLinearOperator(array, structure, tag)
 
 
 register_symmetric(NTKOperator)

@@ -3,15 +3,15 @@
     A Q = Q T + beta_k q_{k+1} e_k^T,    Q^T Q = I,    T tridiagonal
 
 A multiple of the identity, a kernel of few weights, whitened data, the rank C - 1 of a Hessian: all
-exhaust the Krylov space early. What is left of a new vector is then rounding. Normalised, it would
-no longer be orthogonal to the others, and its Ritz values could lie anywhere (3 I then has
-eigenvalues of -8602 and 8608; zeros give NaN). So every vector is orthogonalised twice before its
-length is taken, and the iteration ends at a length that is rounding. This is why it is our own:
-matfree's `tridiag_sym` divides by that length whatever it is.
+exhaust the Krylov space early. The remainder of a new vector is then rounding. Normalized, it would
+not be orthogonal to the others, and its Ritz values could lie anywhere (3 I then has eigenvalues of
+-8602 and 8608; zeros give NaN). So every vector is orthogonalized twice before its length is taken,
+and the iteration ends at a length that is rounding. matfree's `tridiag_sym` divides by that length
+in any case, so it is not used here.
 
 Source:
     Golub and Van Loan, section 10.1 (the iteration); Parlett, "twice is enough" (the
-    orthogonalisation); Ubaru, Chen, Saad 2017 (quadrature).
+    orthogonalization); Ubaru, Chen, Saad 2017 (quadrature).
 """
 
 import math
@@ -35,18 +35,18 @@ from jaxttp.ntk.spectrum import as_matrix
 
 
 class Ritz(NamedTuple):
-    """What `steps` steps know of a symmetric operator; the `made` ones come last.
+    """Ritz values and vectors of a symmetric operator; the `made` computed ones come last.
 
     Attributes:
-        values: Ritz values, increasing, all within the spectrum; those that were never computed
-            repeat the smallest, at the front.
+        values: Ritz values, increasing, all within the spectrum; at the front the smallest repeats
+            in place of those that were not computed.
         weights: squared first entries of their vectors in the basis, summing to 1; 0 for repeats.
         projected: T with the row of beta_k below it, A Q_k = Q_(k+1) projected; 0 beyond `made`.
         coordinates: column j holds vector j in the basis; 0 for repeats.
-        basis: orthonormal rows, 0 for those that were never computed.
+        basis: orthonormal rows, 0 for those that were not computed.
         made: how many Ritz values were computed.
         closed: whether the Krylov space of the start is exhausted: the Ritz values are then exactly
-            those eigenvalues, each once, whose eigenspaces the start reaches into.
+            those eigenvalues, each once, to whose eigenspaces the start is not orthogonal.
     """
 
     values: Float[Array, " k"]
@@ -102,13 +102,13 @@ def lanczos_of_network(
     *,
     precision: float | None = None,
 ) -> Ritz:
-    """The same, one step after the other from outside: for CPUs, and nothing that is traced.
+    """The same by a loop in Python, one compiled step at a time: for CPUs and untraced values.
 
-    XLA runs a network that stands in a loop on a single core there, at a third of its pace.
+    XLA runs a network inside a loop on a single core there, at a third of its speed.
 
     Args:
         product: (operator, v) -> A v, not compiled.
-        operator: what it needs, a pytree.
+        operator: its first argument, a pytree.
         start: as in `lanczos`.
         steps: likewise.
         precision: likewise.
@@ -120,11 +120,11 @@ def lanczos_of_network(
 
 
 def runs_a_network(operator: Any) -> bool:
-    """Whether products differentiate a network, as far as is known, on a CPU and untraced."""
-    known = all(is_concrete(leaf) for leaf in jax.tree.leaves(operator))
+    """Whether products may differentiate a network, on a CPU and untraced."""
+    is_untraced = all(map(is_concrete, jax.tree.leaves(operator)))
     is_operator = isinstance(operator, lx.AbstractLinearOperator)
     is_dense = isinstance(operator, lx.MatrixLinearOperator | lx.DiagonalLinearOperator)
-    return is_operator and not is_dense and known and jax.default_backend() == "cpu"
+    return is_operator and not is_dense and is_untraced and jax.default_backend() == "cpu"
 
 
 class _State(NamedTuple):
@@ -133,7 +133,7 @@ class _State(NamedTuple):
     done: Array
     basis: Array
     diagonal: Array
-    beside: Array
+    subdiagonal: Array
     closed: Array
 
 
@@ -144,24 +144,24 @@ def _begin(start: Array, steps: int) -> _State:
     constant = jnp.asarray(n**-0.5, dtype)
     start = jnp.where(size > 0, start / jnp.where(size > 0, size, 1), constant)
     basis = jnp.zeros((steps + 1, n), dtype).at[0].set(start)
-    diagonal, beside = jnp.zeros(steps, dtype), jnp.zeros(steps, dtype)
-    return _State(jnp.zeros((), jnp.int32), basis, diagonal, beside, jnp.zeros((), bool))
+    diagonal, subdiagonal = jnp.zeros(steps, dtype), jnp.zeros(steps, dtype)
+    return _State(jnp.zeros((), jnp.int32), basis, diagonal, subdiagonal, jnp.zeros((), bool))
 
 
 def _after(state: _State, image: Array, precision: float | None) -> _State:
-    """One more vector, out of the operator times the last one."""
-    i, basis, diagonal, beside, _ = state
+    """The state with one more vector, from the operator's product with the last one."""
+    i, basis, diagonal, subdiagonal, _ = state
     eps = float(jnp.finfo(image.dtype).eps) if precision is None else precision
     diagonal = diagonal.at[i].set(jnp.vdot(basis[i], image, precision="highest"))
-    scale = jnp.maximum(jnp.max(jnp.abs(diagonal)), jnp.max(beside))
+    scale = jnp.maximum(jnp.max(jnp.abs(diagonal)), jnp.max(subdiagonal))
     for _ in range(2):  # twice is enough
         overlap = jnp.einsum("sd,d->s", basis, image, precision="highest")
         image = image - jnp.einsum("s,sd->d", overlap, basis, precision="highest")
     size = length(image)
-    more = size > 10 * eps * image.size**0.5 * scale
-    following = jnp.where(more, image / jnp.where(more, size, 1), 0)
-    beside = beside.at[i].set(jnp.where(more, size, jnp.zeros((), size.dtype)))
-    return _State(i + 1, basis.at[i + 1].set(following), diagonal, beside, ~more)
+    is_new = size > 10 * eps * image.size**0.5 * scale
+    basis = basis.at[i + 1].set(jnp.where(is_new, image / jnp.where(is_new, size, 1), 0))
+    subdiagonal = subdiagonal.at[i].set(jnp.where(is_new, size, jnp.zeros((), size.dtype)))
+    return _State(i + 1, basis, diagonal, subdiagonal, ~is_new)
 
 
 @eqx.filter_jit(donate="all-except-first")
@@ -172,26 +172,24 @@ def _step(
 
 
 def _end(state: _State) -> Ritz:
-    """What the steps know."""
-    count, basis, diagonal, beside, closed = state
+    """The Ritz values and vectors after the last step."""
+    count, basis, diagonal, subdiagonal, closed = state
     steps, dtype = len(diagonal), diagonal.dtype
-    # What was never computed gets an eigenvalue below all others, and so comes first.
-    bound = jnp.max(jnp.abs(diagonal)) + 2 * jnp.max(beside)
+    # Rows that were not computed get an eigenvalue below all others, so that it comes first.
+    bound = jnp.max(jnp.abs(diagonal)) + 2 * jnp.max(subdiagonal)
     outside = -2 * jnp.where(bound > 0, bound, jnp.ones((), dtype))
-    neighbours = jnp.diag(beside[:-1], 1)
-    square = jnp.diag(diagonal) + neighbours + neighbours.T
+    superdiagonal = jnp.diag(subdiagonal[:-1], 1)
+    square = jnp.diag(diagonal) + superdiagonal + superdiagonal.T
     index = jnp.arange(steps, dtype=count.dtype)
     placed = square + jnp.diag(jnp.where(index >= count, outside, 0))
     values, coordinates = decompose(jnp.linalg.eigh, placed)
-    known = index >= steps - count
-    values = jnp.where(known, values, values[steps - count])
+    is_computed = index >= steps - count
+    values = jnp.where(is_computed, values, values[steps - count])
     values = jnp.where(jnp.isfinite(bound), values, jnp.nan)
-    coordinates = jnp.where(known[None], coordinates, 0)
-    last = jnp.zeros((1, steps), dtype).at[0, -1].set(beside[-1])
+    coordinates = jnp.where(is_computed[None], coordinates, 0)
+    last = jnp.zeros((1, steps), dtype).at[0, -1].set(subdiagonal[-1])
     projected = jnp.concatenate([square, last])
-    return Ritz(
-        values, coordinates[0] ** 2, projected, coordinates, basis[:-1], count, closed
-    )  # fmt: skip
+    return Ritz(values, coordinates[0] ** 2, projected, coordinates, basis[:-1], count, closed)
 
 
 _compiled_end = eqx.filter_jit(_end)
@@ -220,7 +218,7 @@ class SpectralDensity(NamedTuple):
     plot, _repr_html_, __repr__ = RESULT
 
     def integral(self, function: Callable[[Array], Any]) -> tuple[Array, Array]:
-        """∫ f dμ and its standard error, from how the probes differ: nan of a single one.
+        """∫ f dμ and its standard error, from the spread over probes; NaN of a single probe.
 
         Args:
             function: f, of an array of eigenvalues (probes, depth) to (..., probes, depth).
@@ -264,7 +262,7 @@ class SpectralDensity(NamedTuple):
 
 
 def with_error(value: Any, error: Any) -> str:
-    """A number and what it is known to; alone where that is not known, nan."""
+    """A number with its standard error, if the error is finite."""
     value, error = float(value), float(error)
     return f"{value:.3g} ± {error:.1g}" if math.isfinite(error) else f"{value:.3g}"
 
@@ -306,17 +304,17 @@ def spectral_density(
 
         (1/n) Σ_k f(λ_k) ≈ mean over probes of Σ_j τ_j² f(θ_j)
 
-    with θ_j the Ritz values and τ_j the first entries of their eigenvectors. A probe that meets
-    fewer than `depth` distinct eigenvalues is exact; the nodes that it does not need have weight 0
-    and lie on its smallest. Other nodes are accurate at both ends first and within last: zeros
-    between negative and positive eigenvalues lie on either side of 0 until then.
+    with θ_j the Ritz values and τ_j the first entries of their eigenvectors. A probe that reaches
+    fewer than `depth` eigenspaces is exact; its spare nodes have weight 0 and lie on its smallest
+    node. Other nodes converge at both ends of the spectrum first and within it last. Until then,
+    zeros between negative and positive eigenvalues appear on either side of 0.
 
     Args:
         kernel: an array (N, C, N, C) or (N, N), or a lineax operator; computed in its own
             precision.
         key: a JAX random key.
         depth: Lanczos steps a probe, cut to the size. The default smooths the density: peaks and
-            gaps far out in the tails need more, such as 128.
+            gaps in the tails need more, such as 128.
         probes: random ±1 start vectors.
 
     Source:
@@ -338,7 +336,7 @@ def spectral_density(
 
 
 def _as_operator(kernel: Any, key: Any) -> lx.AbstractLinearOperator:
-    """An operator as it is, and one of a finite matrix; no key is refused."""
+    """An operator as it is, or the operator of a finite matrix; checks the key."""
     check_key(key, optional=False)
     if isinstance(kernel, lx.AbstractLinearOperator):
         return kernel
@@ -352,55 +350,48 @@ def _ritz_values(
 ) -> tuple[Array, Array]:
     """Ritz values and weights (probes, depth), from starts of ±1 or, for None, one normal one."""
     steps = min(depth, operator.in_size())
-    starts = _starts(operator, key, probes)
+    vectors = _start_vectors(operator, key, probes)
     with double_like(operator.in_structure()):
-        if runs_a_network(operator) and is_concrete(starts):
-            ritz = [lanczos_of_network(_product, operator, start, steps) for start in starts]
-            values, weights = (
-                jnp.stack([r.values for r in ritz]),
-                jnp.stack([r.weights for r in ritz]),
-            )
+        if runs_a_network(operator) and is_concrete(vectors):
+            ritz = [lanczos_of_network(_product, operator, start, steps) for start in vectors]
+            values = jnp.stack([r.values for r in ritz])
+            weights = jnp.stack([r.weights for r in ritz])
         else:
-            values, weights = _compiled(operator, starts, steps)
+            values, weights = _compiled(operator, vectors, steps)
         if is_concrete(values) and not bool(jnp.all(jnp.isfinite(values))):
-            _product(operator, starts[0])  # an operator raises with the reason, outside of a trace
+            _product(operator, vectors[0])  # raises with the reason, outside of a trace
     return values, weights
 
 
 @eqx.filter_jit
 def _compiled(
-    operator: lx.AbstractLinearOperator, starts: Array, steps: int
+    operator: lx.AbstractLinearOperator, vectors: Array, steps: int
 ) -> tuple[Array, Array]:
-    """All of it in one program."""
+    """Ritz values and weights of all starts, in one compiled function."""
 
-    def of(start: Array) -> tuple[Array, Array]:
-        ritz = lanczos(lambda vector: _product(operator, vector), start, steps)
-        return ritz.values, ritz.weights
+    def run(start: Array) -> tuple[Array, Array]:
+        return lanczos(lambda vector: _product(operator, vector), start, steps)[:2]
 
-    return jax.lax.map(of, starts)
+    return jax.lax.map(run, vectors)
 
 
 def _product(operator: lx.AbstractLinearOperator, vector: Array) -> Array:
-    """A v for a flat v, whatever the operator's vectors are."""
+    """A v for a flat v, for operators on any pytree."""
     structure = operator.in_structure()
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), structure)
     return ravel_pytree(operator.mv(ravel_pytree(zeros)[1](vector)))[0]
 
 
-def _starts(operator: lx.AbstractLinearOperator, key: Array, probes: int | None) -> Array:
+def _start_vectors(operator: lx.AbstractLinearOperator, key: Array, probes: int | None) -> Array:
     """The first vectors (probes, size): ±1, or one normal one for None.
 
-    Drawn in the precision of the process: in a float32 program the bits of a float64 do not
-    compile.
+    Drawn in the precision of the process: float64 bits do not compile where x64 mode is off.
     """
-    leaves = jax.tree.leaves(operator.in_structure())
-    drawn = _drawn(key, probes, operator.in_size(), jnp.result_type(*leaves))
+    leaves, size = jax.tree.leaves(operator.in_structure()), operator.in_size()
+    dtype = jnp.result_type(*leaves)
+    if probes is None:
+        drawn = jax.random.normal(key, (1, size), dtype)
+    else:
+        drawn = jax.random.rademacher(key, (probes, size), dtype)
     with double_like(leaves):
         return drawn.astype(jnp.result_type(*leaves))
-
-
-@eqx.filter_jit
-def _drawn(key: Array, probes: int | None, size: int, dtype: Any) -> Array:
-    if probes is None:
-        return jax.random.normal(key, (1, size), dtype)
-    return jax.random.rademacher(key, (probes, size), dtype)

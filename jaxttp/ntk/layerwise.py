@@ -5,16 +5,16 @@ For a site (see `_sites`) with inputs x (b, s, k) and output cotangents g^c (b, 
     activation form   Θ[i,c,j,d] += sum_{b,s,t} <x_i[b,s], x_j[b,t]> <g_i^c[b,s], g_j^d[b,t]>
     gradient form     Θ[i,c,j,d] += <dW_i^c, dW_j^d>,     dW_i^c[b] = sum_s x_i[b,s] g_i^c[b,s]^T
 
-The first never forms a weight gradient (see `_products`), and no g of a last layer, which are unit
-vectors: <g_i^c, g_j^d> is 1 for c = d and 0 else. The second is cheaper when many positions
-share a small weight. Where x and g are smaller than the dW, these wait, and are formed when they
-are multiplied (see `_products`). Direct parameters (see `_sites`) are in gradient form by ordinary
-differentiation.
+The first never forms a weight gradient (see `_products`). It needs no g of a last layer, which are
+unit vectors: <g_i^c, g_j^d> is 1 for c = d and 0 else. The second is cheaper when many positions
+share a small weight. Where x and g are smaller than the dW, the dW are deferred: they are formed
+when they are multiplied (see `_products`). Direct parameters (see `_sites`) are in gradient form by
+ordinary differentiation.
 
 All cotangents come from one reverse pass for each of the C outputs, taken for all samples at once.
 
-Everything is sample-major, (n, C, ...): a block of rows is then a contiguous slice, which the
-matrix products of a CPU like (a third of their time otherwise goes into copies).
+Everything is sample-major, (n, C, ...): a block of rows is then a contiguous slice. In other orders
+copies take a third of the time of matrix products on a CPU.
 """
 
 import dataclasses
@@ -37,14 +37,14 @@ JOINED = "joined"
 
 
 class Features(NamedTuple):
-    """What a kernel entry needs to know of each sample.
+    """The data of each sample from which kernel entries are computed.
 
     Attributes:
         inputs: by leaf, x (n, b, s, k) of the sites in activation form; pixels (n, 1, p, channels)
             of convolutions with windows.
-        cotangents: by leaf, g (n, C, b, s, o) of the same sites, the last layer apart.
-        gradients: by name, per-sample gradients (n, C, d) of everything else.
-        late: by leaf, x (n, s, k) and g (n, C, o, s) of the sites whose gradients are yet to form.
+        cotangents: by leaf, g (n, C, b, s, o) of the same sites, without the last layer.
+        gradients: by name, per-sample gradients (n, C, d) of all other parameters.
+        late: by leaf, x (n, s, k) and g (n, C, o, s) of the sites with deferred gradients.
     """
 
     inputs: dict[int, Array]
@@ -55,13 +55,13 @@ class Features(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Layers:
-    """How each trainable leaf of a program enters the kernel.
+    """The form of each trainable leaf of a network in the kernel.
 
     Attributes:
         program: the single-sample network.
         activation: sites contracted in activation form.
         gradient: sites whose weight gradient is formed from patches.
-        direct: leaves differentiated as they stand.
+        direct: leaves in gradient form by ordinary differentiation.
         late: sites whose weight gradient is formed when it is multiplied; they have one group.
     """
 
@@ -73,9 +73,9 @@ class Layers:
 
     def features(self, leaves: Sequence[Array], samples: Sequence[Array]) -> Features:
         """The features of a batch: `leaves` of the parameters, `samples` (n, ...)."""
-        return jax.vmap(lambda *row: self._one(leaves, row))(*samples)
+        return jax.vmap(lambda *row: self._sample_features(leaves, row))(*samples)
 
-    def _one(self, leaves: Sequence[Array], sample: Sequence[Array]) -> Features:
+    def _sample_features(self, leaves: Sequence[Array], sample: Sequence[Array]) -> Features:
         sites = self.activation + self.gradient + self.late
         captured = {site.step: site.operand for site in sites}
         heads = [site for site in self.activation if site.is_head]
@@ -124,7 +124,7 @@ class Layers:
         return {**sizes, **joined}
 
     def _small(self, sizes: dict[str, int]) -> list[str]:
-        """The names of what is joined."""
+        """The names of the gradients that are joined."""
         small = [name for name, size in sizes.items() if size < JOIN_BELOW]
         return small if len(small) > 1 else []
 
@@ -138,12 +138,12 @@ class Layers:
     def kernel(self, first: Features, second: Features | None, output: str, dtype: Any) -> Array:
         """The kernel between two batches.
 
-        What waits is left out: `jaxttp.ntk._products` multiplies it.
+        Deferred gradients are left out: `jaxttp.ntk._products` multiplies them.
 
         Args:
             first: rows.
-            second: columns; None for the rows again, and then only the entries on and above the
-                diagonal count.
+            second: columns; None for the rows again. Then only the entries on and above the
+                diagonal are meaningful.
             output: "full", "trace" or "diagonal".
             dtype: in which it is summed.
 
@@ -159,8 +159,8 @@ class Layers:
             x1, x2 = first.inputs[site.leaf], inputs.get(site.leaf)
             g1, g2 = first.cotangents.get(site.leaf), cotangents.get(site.leaf)
             if site.positions == 1 and site.groups == 1:
-                others = None if x2 is None else x2.reshape(len(x2), -1)
-                a = similarity(x1.reshape(len(x1), -1), others, dtype)
+                x2 = None if x2 is None else x2.reshape(len(x2), -1)
+                a = similarity(x1.reshape(len(x1), -1), x2, dtype)
                 if g1 is None:  # a last layer
                     g = _units(self.program.outputs, output, dtype)
                     a = a * jnp.asarray(site.scale**2, a.dtype)
@@ -181,19 +181,17 @@ def _units(classes: int, output: str, dtype: Any) -> Array:
     """<g^c, g^d> of unit vectors, with the axes of a kernel; for the trace their sum."""
     if output == "full":
         return jnp.eye(classes, dtype=dtype)[None, :, None]
-    return (
-        jnp.ones((classes, 1, 1), dtype)
-        if output == "diagonal"
-        else jnp.full((1, 1), classes, dtype)
-    )
+    if output == "diagonal":
+        return jnp.ones((classes, 1, 1), dtype)
+    return jnp.full((1, 1), classes, dtype)
 
 
 def _spread(a: Array, output: str, g: Array) -> Array:
     """Give (n, m) the axes of a kernel: the same for every pair of classes of `g`."""
     if output == "full":
         classes = g.shape[1]
-        # Repeated in memory, behind a barrier that keeps XLA from fusing it into what follows: a
-        # broadcast along the fastest axis is not vectorised.
+        # Repeated in memory, behind a barrier that keeps XLA from fusing it into later operations:
+        # a broadcast along the fastest axis is not vectorized.
         n, m = a.shape
         repeated = jax.lax.optimization_barrier(jnp.repeat(a, classes, axis=1))
         return repeated.reshape(n, 1, m, classes)
@@ -211,9 +209,8 @@ COLUMN_AXIS = {"full": 2, "diagonal": 1, "trace": 1}
 def mirror(kernel: Array, output: str) -> Array:
     """Copy the upper triangle of a kernel (public layout) onto the lower one."""
     if output == "full":
-        n, classes = kernel.shape[:2]
-        flat = kernel.reshape(n * classes, n * classes)
-        return mirrored(flat).reshape(kernel.shape)
+        size = kernel.shape[0] * kernel.shape[1]
+        return mirrored(kernel.reshape(size, size)).reshape(kernel.shape)
     if output == "diagonal":
         return jnp.moveaxis(mirror(jnp.moveaxis(kernel, 2, 0), "trace"), 0, 2)
     return mirrored(kernel)

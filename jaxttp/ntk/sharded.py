@@ -1,13 +1,12 @@
 """Kernels and sketches with their rows of samples on the devices of a mesh.
 
-Both are plain arrays of JAX with a `NamedSharding` over their first axis: every device
-differentiates its own samples, and holds the rows of the kernel that belong to them. Columns are
-computed some at a time: the features of a few samples of every device are gathered on all, and
-multiplied with each device's own. Products with the result are ordinary `jnp.einsum`s, which XLA
-distributes.
+Both are JAX arrays with a `NamedSharding` over their first axis. Every device differentiates its
+own samples and holds their rows of the kernel. Columns are computed some at a time: the features of
+a few samples of every device are gathered on all devices and multiplied with each device's own. XLA
+distributes products with the result, which are ordinary `jnp.einsum`s.
 
-JAX has no arrays of unequal fractions. So samples are padded while they are differentiated, and a
-result whose rows the devices do not divide is put on every device in whole.
+JAX has no shards of unequal size. So samples are padded while they are differentiated, and a result
+whose rows are not divisible by the number of devices is replicated.
 """
 
 import functools
@@ -31,10 +30,9 @@ EVERYWHERE = PartitionSpec()
 
 
 def automatic(mesh: Any) -> Mesh:
-    """The same devices with axes of which the compiler chooses the shardings.
+    """The same devices with automatic axes, whose shardings the compiler chooses.
 
-    Those that `jax.make_mesh` gives are explicit, under which most of the library's programs would
-    have to state a sharding for every product.
+    The axes of `jax.make_mesh` are explicit: every product would have to state a sharding.
 
     Raises:
         TypeError: something that is no mesh of devices.
@@ -61,7 +59,7 @@ def several(mesh: Any) -> Mesh | None:
 
 
 def mesh_of(devices: int | str | None) -> Mesh | None:
-    """A mesh of the first so many devices, with the axis "rows"; None for one device.
+    """A mesh of the first devices, with the axis "rows"; None for one device.
 
     Args:
         devices: how many; "all" of them; None for one, without a mesh.
@@ -80,23 +78,21 @@ def mesh_of(devices: int | str | None) -> Mesh | None:
     if devices is None:
         return None
     available = jax.device_count()
-    hint = "Or 'all', for every device."
-    wanted = (
-        available if devices == "all"
-        else check_integer("mesh", devices, at_least=1, hint=hint)
-    )  # fmt: skip
-    if wanted > available:
+    if devices == "all":
+        devices = available
+    number = check_integer("mesh", devices, at_least=1, hint="Or 'all', for every device.")
+    if number > available:
         raise ValueError(
-            f"mesh={wanted} asks for {wanted} devices, and JAX sees {available} "
+            f"mesh={number} asks for {number} devices, and JAX sees {available} "
             f"({jax.default_backend()}); give at most {available}, or 'all'. (On a CPU XLA_FLAGS="
-            f"--xla_force_host_platform_device_count={wanted} makes virtual ones, for a try.)"
+            f"--xla_force_host_platform_device_count={number} makes virtual ones, for a try.)"
         )
-    if wanted == 1:
+    if number == 1:
         return None
-    return jax.make_mesh((wanted,), ("rows",), devices=jax.devices()[:wanted])
+    return jax.make_mesh((number,), ("rows",), devices=jax.devices()[:number])
 
 
-def place(value: Any, mesh: Mesh, spec: PartitionSpec) -> Array:
+def put_on_mesh(value: Any, mesh: Mesh, spec: PartitionSpec) -> Array:
     """An array on the mesh; one that this process has in whole, or one that is global already."""
     sharding = NamedSharding(mesh, spec)
     if not is_concrete(value):
@@ -107,12 +103,12 @@ def place(value: Any, mesh: Mesh, spec: PartitionSpec) -> Array:
 
 
 def shard_rows(leaf: Any, mesh: Mesh) -> Array:
-    """Samples (N, ...) with rows sharded; filled up by copies of the first one."""
+    """Samples (N, ...) with rows sharded, padded with copies of the first one."""
     missing = -leaf.shape[0] % mesh.size
     if missing:
         module = np if isinstance(leaf, np.ndarray) else jnp
         leaf = module.concatenate([leaf, module.repeat(leaf[:1], missing, axis=0)])
-    return place(leaf, mesh, PartitionSpec(mesh.axis_names))
+    return put_on_mesh(leaf, mesh, PartitionSpec(mesh.axis_names))
 
 
 def sharded_kernel(
@@ -130,7 +126,7 @@ def sharded_kernel(
     """The kernel of `empirical_ntk`, rows sharded over all axes of the mesh.
 
     Args:
-        functions: compiled pieces for one device.
+        functions: compiled functions for one device.
         plan: of the rows of one device against all columns.
         mesh: of automatic axes.
         leaves: of the parameters, which are put on every device.
@@ -140,30 +136,30 @@ def sharded_kernel(
         dtype: in which the kernel is summed.
         progress: called with (pairs of samples done, pairs in all).
     """
-    leaves = [place(leaf, mesh, EVERYWHERE) for leaf in leaves]
+    leaves = [put_on_mesh(leaf, mesh, EVERYWHERE) for leaf in leaves]
     samples = (len(x1[0]), len(x1[0] if x2 is None else x2[0]))
     first = [shard_rows(leaf, mesh) for leaf in x1]
     second = first if x2 is None else [shard_rows(leaf, mesh) for leaf in x2]
-    mine, theirs = (-(-n // mesh.size) for n in samples)  # samples of one device
-    rows, size = min(plan.rows, mine), max(1, min(plan.columns // mesh.size, theirs))
-    how: dict[str, Any] = {"functions": functions, "mesh": mesh}
-    is_kept = x2 is None and rows == mine  # no sample is differentiated twice then
+    n1, n2 = (-(-n // mesh.size) for n in samples)  # samples of one device
+    rows, size = min(plan.rows, n1), max(1, min(plan.columns // mesh.size, n2))
+    options: dict[str, Any] = {"functions": functions, "mesh": mesh}
+    is_kept = x2 is None and rows == n1  # then no sample is differentiated twice
     kernel: Any = None
-    row_starts, column_starts = _starts(mine, rows), _starts(theirs, size)
-    for turn, i in enumerate(row_starts):
-        held = _features(leaves, first, i, size=rows, chunk=plan.chunk, **how)
-        settled(held, mesh)
-        for j in column_starts:
-            tile = _tile(leaves, second, held, j, size=size, is_kept=is_kept, **how)
+    row_blocks, column_blocks = _block_starts(n1, rows), _block_starts(n2, size)
+    for block, i in enumerate(row_blocks):
+        features = _features(leaves, first, i, size=rows, chunk=plan.chunk, **options)
+        settled(features, mesh)
+        for j in column_blocks:
+            tile = _tile(leaves, second, features, j, size=size, is_kept=is_kept, **options)
             settled(tile, mesh)
             with wide(dtype):
-                kernel = _empty(tile, mesh, mine, theirs, output) if kernel is None else kernel
+                kernel = _empty(tile, mesh, n1, n2, output) if kernel is None else kernel
                 kernel = _write(kernel, tile, i, j, mesh=mesh, output=output)
             if is_concrete(kernel):
-                jax.block_until_ready(kernel)  # else tiles to come would be allocated already
+                jax.block_until_ready(kernel)  # else later tiles would be allocated already
         if progress is not None:
             pairs = samples[0] * samples[1]
-            progress(pairs * (turn + 1) // len(row_starts), pairs)
+            progress(pairs * (block + 1) // len(row_blocks), pairs)
     with wide(dtype):
         return _cut(_joined(kernel, output=output), samples, mesh, output)
 
@@ -187,36 +183,36 @@ def sharded_sketch(
         size: samples of a device differentiated at a time.
     """
     n = count(x)
-    leaves = [place(leaf, mesh, EVERYWHERE) for leaf in leaves]
+    leaves = [put_on_mesh(leaf, mesh, EVERYWHERE) for leaf in leaves]
     x = jax.tree.map(lambda leaf: shard_rows(leaf, mesh), x)
     whole = _sketch_rows(leaves, x, draws, sketch=sketch, mesh=mesh, size=size)
     return settled(_cut(whole, (n, None), mesh, "trace"), mesh)
 
 
-def _starts(total: int, size: int) -> list[int]:
-    """Where blocks of one size begin that cover `total`; the last one reaches back."""
+def _block_starts(total: int, size: int) -> list[int]:
+    """Starts of blocks of one size that cover `total`; the last one may overlap the one before."""
     return [min(low, total - size) for low in range(0, total, size)]
 
 
 def _on_all(function: Callable, mesh: Mesh, *specs: Any) -> Callable:
-    """A function of what each device has, on all of them at once; results are rows of all.
+    """A function of each device's shards, on all devices at once; results are sharded by rows.
 
-    Gradients of parameters are those of each device's own samples. With the check of what varies,
-    JAX would add them up over all devices.
+    Gradients of parameters are those of each device's own samples. With `check_vma`, JAX would sum
+    them over all devices.
     """
     rows = PartitionSpec(mesh.axis_names)
     return jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=rows, check_vma=False)
 
 
 def _in_chunks(make: Callable[[Any, int], Any], size: int, chunk: int) -> Any:
-    """`make(low, count)` of rows 0 to `size`, a chunk at a time; the last one reaches back."""
+    """`make(low, count)` of rows 0 to `size`, by chunks; the last one may overlap another."""
     if chunk >= size:
         return make(0, size)
     shapes = jax.eval_shape(lambda: make(0, chunk))
     empty = jax.tree.map(lambda a: jnp.zeros((size, *a.shape[1:]), a.dtype), shapes)
 
-    def add(turn: Array, rows: Any) -> Any:
-        low = jnp.minimum(turn * chunk, size - chunk)
+    def add(index: Array, rows: Any) -> Any:
+        low = jnp.minimum(index * chunk, size - chunk)
         put = functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=0)
         return jax.tree.map(lambda a, b: put(a, b, low), rows, make(low, chunk))
 
@@ -240,7 +236,7 @@ def _features(
 
 @functools.partial(jit, static_argnames=("functions", "mesh", "size", "is_kept"))
 def _tile(
-    leaves: list[Array], x: list[Array], held: Any, start: Array, *, functions: Functions,
+    leaves: list[Array], x: list[Array], features: Any, start: Array, *, functions: Functions,
     mesh: Mesh, size: int, is_kept: bool,
 ) -> Array:  # fmt: skip
     """Every device's rows against `size` samples of each device, from its `start` on.
@@ -248,32 +244,32 @@ def _tile(
     Args:
         leaves: of the parameters.
         x: samples of the columns.
-        held: features of the rows.
+        features: of the rows.
         start: of the columns.
-        functions: compiled pieces for one device.
+        functions: compiled functions for one device.
         mesh: of automatic axes.
         size: samples of each device.
-        is_kept: whether the features of the columns are among those held.
+        is_kept: whether the features of the columns are among those of the rows.
     """
 
-    def own(leaves: list[Array], x: list[Array], held: Any, start: Array) -> Array:
+    def own(leaves: list[Array], x: list[Array], row_features: Any, start: Array) -> Array:
         if is_kept:
             cut = functools.partial(jax.lax.dynamic_slice_in_dim, slice_size=size)
-            others = jax.tree.map(lambda a: cut(a, start), held)
+            columns = jax.tree.map(lambda a: cut(a, start), row_features)
         else:
-            others = functions.features(leaves, x, start, size=size)
+            columns = functions.features(leaves, x, start, size=size)
         axes = mesh.axis_names
-        others = jax.tree.map(lambda a: jax.lax.all_gather(a, axes, tiled=True), others)
-        return functions.against(leaves, held, others)
+        columns = jax.tree.map(lambda a: jax.lax.all_gather(a, axes, tiled=True), columns)
+        return functions.against(leaves, row_features, columns)
 
     rows = PartitionSpec(mesh.axis_names)
-    return _on_all(own, mesh, EVERYWHERE, rows, rows, EVERYWHERE)(leaves, x, held, start)
+    return _on_all(own, mesh, EVERYWHERE, rows, rows, EVERYWHERE)(leaves, x, features, start)
 
 
-def _empty(tile: Array, mesh: Mesh, mine: int, theirs: int, output: str) -> Array:
-    """Zeros in which to write tiles: columns by the device of their sample."""
+def _empty(tile: Array, mesh: Mesh, n1: int, n2: int, output: str) -> Array:
+    """Zeros into which tiles are written; columns have an axis for the device of their sample."""
     column, shape = COLUMN_AXIS[output], list(tile.shape)
-    shape[0], shape[column : column + 1] = mine * mesh.size, [mesh.size, theirs]
+    shape[0], shape[column : column + 1] = n1 * mesh.size, [mesh.size, n2]
     rows = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
     return jit(lambda: jnp.zeros(shape, tile.dtype), out_shardings=rows)()
 
@@ -303,13 +299,13 @@ def _joined(kernel: Array, *, output: str) -> Array:
 
 
 def _cut(whole: Array, samples: tuple[int, int | None], mesh: Mesh, output: str) -> Array:
-    """Without what was filled up; on every device in whole where they do not divide the rows."""
-    place_of = (slice(samples[0]), *[slice(None)] * (COLUMN_AXIS[output] - 1), slice(samples[1]))
+    """Without the padding; replicated where the devices do not divide the rows."""
+    kept = (slice(samples[0]), *[slice(None)] * (COLUMN_AXIS[output] - 1), slice(samples[1]))
     is_even = samples[0] % mesh.size == 0
     if is_even and samples[1] in (None, whole.shape[COLUMN_AXIS[output]]):
         return whole
     spec = PartitionSpec(mesh.axis_names) if is_even else EVERYWHERE
-    return jit(lambda a: a[place_of], out_shardings=NamedSharding(mesh, spec))(whole)
+    return jit(lambda a: a[kept], out_shardings=NamedSharding(mesh, spec))(whole)
 
 
 @functools.partial(jit, static_argnames=("sketch", "mesh", "size"))
@@ -333,8 +329,8 @@ def gathered(kernel: Any) -> Array:
     """All of an array on one device, by way of the host, for what decomposes it.
 
     Args:
-        kernel: an array, with rows on several devices or not, or what is like an array; a traced
-            one lies where the program that is being made has it.
+        kernel: an array, on one or several devices, or what NumPy converts to one; a traced array
+            is returned as it is.
 
     Example:
         >>> gathered(jnp.ones((2, 2))).shape
@@ -351,26 +347,26 @@ def gathered(kernel: Any) -> Array:
 
 
 def is_by_process(value: Any) -> bool:
-    """Whether an array is known to have parts that this process does not have."""
+    """Whether an array is concrete and has shards that this process does not hold."""
     is_array = isinstance(value, jax.Array) and is_concrete(value)
     return is_array and not (value.is_fully_addressable or value.is_fully_replicated)
 
 
 def of_processes(tree: Any) -> tuple[Any, Mesh | None]:
-    """Samples of which every process has some, on a mesh of automatic axes, and that mesh.
+    """Samples that are distributed over processes, on a mesh of automatic axes, and that mesh.
 
     Args:
         tree: samples (N, ...), an array or a pytree; of one process they stay as they are.
 
     Returns:
-        The same numbers where they lie, and the mesh; None for samples that this process has whole.
+        The same arrays, and the mesh; None for samples that this process holds in whole.
 
     Raises:
         ValueError: an array of several processes without a mesh.
     """
     meshes = []
 
-    def one(leaf: Any) -> Any:
+    def on_automatic(leaf: Any) -> Any:
         if not is_by_process(leaf):
             return leaf
         mesh = getattr(leaf.sharding, "mesh", None)
@@ -384,21 +380,20 @@ def of_processes(tree: Any) -> tuple[Any, Mesh | None]:
         parts = [shard.data for shard in leaf.addressable_shards]
         return jax.make_array_from_single_device_arrays(leaf.shape, sharding, parts)
 
-    placed = jax.tree.map(one, tree)
-    return placed, meshes[0] if meshes else None
+    return jax.tree.map(on_automatic, tree), meshes[0] if meshes else None
 
 
 def settled(tree: Any, mesh: Mesh) -> Any:
-    """The same arrays; on devices of a CPU not before they are there.
+    """The same arrays; on devices of a CPU once they are computed.
 
-    Virtual devices share the threads of a CPU. With some programs in flight, devices that wait for
-    each other can hold all threads, and XLA ends the process after 40 seconds (jaxlib 0.10.1).
+    Virtual devices share the threads of a CPU. With several functions in flight, devices that wait
+    for each other can hold all threads, and XLA ends the process after 40 seconds (jaxlib 0.10.1).
 
     Args:
-        tree: what a program that sends from device to device gave; tracers pass.
-        mesh: it ran on.
+        tree: results of a compiled function with collectives; tracers pass.
+        mesh: its devices.
     """
-    is_here = mesh.devices.flat[0].platform == "cpu"
-    if is_here and all(is_concrete(leaf) for leaf in jax.tree.leaves(tree)):
+    is_cpu = mesh.devices.flat[0].platform == "cpu"
+    if is_cpu and all(map(is_concrete, jax.tree.leaves(tree))):
         jax.block_until_ready(tree)
     return tree

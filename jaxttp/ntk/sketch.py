@@ -135,18 +135,18 @@ def sketch_of(
     sketcher = Sketcher(work.program, work.trainable, dim, kind)
     if batch_size is None:
         width = max(leaf.dtype.itemsize for leaf in leaves)
-        batch_size = max(1, _BYTES // (width * sketcher.numbers(work)))
+        batch_size = max(1, _BYTES // (width * sketcher.working_size(work)))
     size = min(check_integer("batch_size", batch_size, at_least=1), count(x))
     draws = sketcher.draw(key)
     with jax.default_matmul_precision("highest"):
         if devices is not None:
             return sharded_sketch(sketcher, devices, leaves, x, draws, size)
         n = count(x)
-        each = -(-n // -(-n // size))
+        chunk = -(-n // -(-n // size))
         parts = []
-        for low in range(0, n, each):  # the last ones once more, so that all calls are alike
-            start = min(low, n - each)
-            rows = sketcher(leaves, take(x, slice(start, start + each)), draws)
+        for low in range(0, n, chunk):  # the last chunk overlaps, so that all shapes are equal
+            start = min(low, n - chunk)
+            rows = sketcher(leaves, take(x, slice(start, start + chunk)), draws)
             parts.append(rows[low - start :])
         return jnp.concatenate(parts) if len(parts) > 1 else parts[0]
 
@@ -157,7 +157,7 @@ class Sketcher:
 
     Attributes:
         program: the network.
-        mask: which leaves are differentiated by.
+        mask: which leaves train.
         dim: width of the sketch.
         kind: "countsketch" or "achlioptas".
     """
@@ -170,23 +170,23 @@ class Sketcher:
     @property
     def layers(self) -> SketchLayers:
         """How each leaf enters a CountSketch."""
-        return SketchLayers.of(self.program, find_sites(self.program, self.mask), self.mask,
-                               self.dim)  # fmt: skip
+        sites = find_sites(self.program, self.mask)
+        return SketchLayers.of(self.program, sites, self.mask, self.dim)
 
-    def numbers(self, work: Workload) -> int:
-        """Numbers of a sample that are held at once."""
+    def working_size(self, work: Workload) -> int:
+        """Numbers held at a time for a sample."""
         dense = self.kind == "achlioptas"
-        return 2 * work.classes * work.size if dense else self.layers.numbers
+        return 2 * work.classes * work.size if dense else self.layers.working_size
 
     def draw(self, key: Array) -> Projections | Array:
-        """What all samples share: of a dense matrix, which is drawn where it is used, the key."""
+        """The draws that all samples share; the key of a dense matrix, which is drawn in use."""
         return key if self.kind == "achlioptas" else self.layers.draw(key)
 
     def __call__(self, leaves: list[Array], x: Any, draws: Any) -> Array:
         """The rows of some samples.
 
-        The network is one program and every shape of a layer another, so that a deep network
-        compiles as one block does.
+        The network is one compiled function and every shape of a layer another, so that a deep
+        network compiles as fast as one block.
         """
         features = _features(self, leaves, x)
         if self.kind == "achlioptas":
@@ -197,7 +197,7 @@ class Sketcher:
 @functools.partial(jit, static_argnums=0)
 def _features(sketcher: Sketcher, leaves: list[Array], x: Any) -> Features:
     if sketcher.kind == "achlioptas":
-        direct = tuple(leaf for leaf, wanted in enumerate(sketcher.mask) if wanted)
+        direct = tuple(leaf for leaf, is_trained in enumerate(sketcher.mask) if is_trained)
         layers = Layers(sketcher.program, (), (), direct)
     else:
         layers = sketcher.layers.layers
@@ -225,10 +225,7 @@ def _achlioptas_rows(
 
         return jax.lax.fori_loop(0, blocks, add, jnp.zeros((*rows.shape[:2], dim), rows.dtype))
 
-    parts = [
-        project(rows, jax.random.fold_in(key, index))
-        for index, rows in enumerate(gradients.values())
-    ]
+    parts = [project(rows, jax.random.fold_in(key, i)) for i, rows in enumerate(gradients.values())]
     return functools.reduce(jnp.add, parts)
 
 
@@ -295,7 +292,7 @@ def class_sketch(
     x = _checked_samples(apply_fn, params, x)
     mask = select_leaves(params, trainable)
     n = count(x)
-    classes = jax.eval_shape(lambda *given: apply_fn(*given), params, x).shape[-1]
+    classes = jax.eval_shape(lambda *args: apply_fn(*args), params, x).shape[-1]
     tree = jax.tree.unflatten(jax.tree.structure(params), mask)
     kernel = signed_kernel(
         apply_fn, params, x, key=key, trainable=tree, batch_size=batch_size, max_bytes=max_bytes
@@ -305,10 +302,10 @@ def class_sketch(
     block = take(x, slice(few))
     exact = kernel_of(apply_fn, params, block, trainable=tree, max_bytes=max_bytes)
 
-    size = jnp.max(jnp.abs(exact))  # squares of entries may not be numbers
+    size = jnp.max(jnp.abs(exact))  # squares of entries may overflow
     size = jnp.where(size > 0, size, jnp.ones((), exact.dtype))
     whole = jnp.linalg.norm((exact / size).ravel())
-    whole = jnp.where(whole > 0, whole, jnp.ones((), exact.dtype))  # zeros are met without error
+    whole = jnp.where(whole > 0, whole, jnp.ones((), exact.dtype))  # the error for zeros is 0
 
     def error(small: Array) -> Array:
         eye = jnp.eye(classes, dtype=small.dtype)
@@ -363,7 +360,7 @@ def signed_network(
         key: draws the signs s; None for signs that are all the same, where only shapes matter.
         trainable: see `empirical_ntk`.
     """
-    outputs = jax.eval_shape(lambda *given: apply_fn(*given), params, x)
+    outputs = jax.eval_shape(lambda *args: apply_fn(*args), params, x)
     classes = outputs.shape[-1]
     signs: Array | np.ndarray = np.full((classes, 1), classes**-0.5, outputs.dtype)
     if key is not None:
@@ -380,6 +377,3 @@ def _signed(apply_fn: ApplyFn) -> Network:
         return apply_fn(params, x) @ signs
 
     return Network(signed)
-
-
-__all__ = ["ClassSketch", "class_sketch", "sketch_jacobian"]

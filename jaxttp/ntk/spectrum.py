@@ -1,4 +1,4 @@
-"""What a kernel's eigenvalues and eigenvectors say.
+"""The eigenvalues and eigenvectors of a kernel, and measures of them.
 
 With Θ = Σ_k λ_k v_k v_kᵀ: the part of a residual δy along v_k decays as exp(−η λ_k t / N), so the
 spectrum and the alignment p_k = (v_k·δy)² make the whole training curve.
@@ -81,10 +81,6 @@ def as_matrix(kernel: KernelLike) -> Array:
     return check_array("kernel", kernel, floating=True).reshape(size, size)
 
 
-def _tolerance(matrix: Array, largest: Array) -> Array:
-    return largest * matrix.shape[0] * jnp.finfo(matrix.dtype).eps
-
-
 def eigendecomposition(kernel: KernelLike) -> Eigensystem:
     """Θ = Σ_k λ_k v_k v_kᵀ with λ_1 ≥ λ_2 ≥ ... ≥ 0.
 
@@ -104,7 +100,7 @@ def eigendecomposition(kernel: KernelLike) -> Eigensystem:
     half = jnp.asarray(0.5, matrix.dtype)
     values, vectors = decompose(jnp.linalg.eigh, half * (matrix + matrix.T))
     values, vectors = values[::-1], vectors.T[::-1]
-    rank = jnp.sum(values > _tolerance(matrix, values[0]))
+    rank = jnp.sum(values > values[0] * matrix.shape[0] * jnp.finfo(matrix.dtype).eps)
     shape = jnp.shape(kernel)[: jnp.ndim(kernel) // 2]
     clipped = jnp.minimum(values[-1], jnp.zeros((), values.dtype))
     values = jnp.maximum(values, jnp.zeros((), values.dtype))
@@ -192,13 +188,14 @@ def class_separation(
         raise ValueError(f"components must be (N, ...), not empty; got {components.shape}.")
     n = components.shape[0]
     labels = check_array("labels", labels)
-    known = np.asarray(labels) if is_concrete(labels) else np.zeros(1, int)
+    values = np.asarray(labels) if is_concrete(labels) else np.zeros(1, int)
     if labels.shape != (n,) or not jnp.issubdtype(labels.dtype, jnp.integer):
         raise ValueError(
             f"labels must be ({n},) integers, one a sample; got {labels.dtype} {labels.shape}."
         )
-    if known.min() < 0 or known.max() >= classes:
-        raise ValueError(f"labels must lie in 0..{classes - 1}; got {known.min()}..{known.max()}.")
+    low, high = values.min(), values.max()
+    if low < 0 or high >= classes:
+        raise ValueError(f"labels must lie in 0..{classes - 1}; got {low}..{high}.")
     points = components.reshape(n, -1)
     size = jnp.max(jnp.abs(points))  # fractions and distances do not depend on the scale
     points = points / jnp.where(size > 0, size, jnp.ones((), points.dtype))
@@ -260,12 +257,11 @@ def fit_power_law(values: ArrayLike, *, window: tuple[int, int] | None = None) -
         raise ValueError(
             f"window=({first}, {last}) must hold at least two ranks between 1 and {size}."
         )
-    chosen = values[first - 1 : last]
-    chosen = eqx.error_if(
-        chosen, jnp.any(chosen <= 0), "values: eigenvalues in the window must be positive"
-    )
+    fitted = values[first - 1 : last]
+    text = "values: eigenvalues in the window must be positive"
+    fitted = eqx.error_if(fitted, jnp.any(fitted <= 0), text)
     x = jnp.log(jnp.arange(first, last + 1).astype(values.dtype))
-    y = jnp.log(chosen)
+    y = jnp.log(fitted)
     dx, dy = x - jnp.mean(x), y - jnp.mean(y)
     slope = jnp.sum(dx * dy) / jnp.sum(dx**2)
     total = jnp.sum(dy**2)

@@ -50,7 +50,7 @@ def starting_points(
     matches = (re.match(r"(\w+/\d+)/", path) for path in leaf_paths(task.model.params))
     blocks = [match.group(1) for match in matches if match]
     last = max(blocks, key=lambda name: int(name.split("/")[1])) + "/" if blocks else "head"
-    chosen: dict[str, Any] = {
+    masks: dict[str, Any] = {
         "all": None,
         "head": lambda path: path.startswith("head"),
         "last": lambda path: path.startswith(("head", last)),
@@ -60,14 +60,14 @@ def starting_points(
     for name in names:
         kind, colon, adapters = name.partition(":")
         if kind == ADAPTERS:
-            one = LoraSettings.read(adapters.replace(":", ",")) if colon else LoraSettings(rank)
+            setting = LoraSettings.read(adapters.replace(":", ",")) if colon else LoraSettings(rank)
             adapted = lora(
-                task.model, rank=one.rank, key=jax.random.key(0), alpha=one.alpha,
-                rslora=one.rslora, targets=None if one.modules == ALL else one.modules,
+                task.model, rank=setting.rank, key=jax.random.key(0), alpha=setting.alpha,
+                rslora=setting.rslora, targets=None if setting.modules == ALL else setting.modules,
             )  # fmt: skip
             candidates[name] = Candidate(*adapted, x=task.x)
         else:
-            trainable = chosen[check_choice("start", name, START_NAMES)]
+            trainable = masks[check_choice("start", name, START_NAMES)]
             candidates[name] = Candidate(*task.model, trainable=trainable, x=task.x)
     return candidates
 
@@ -131,8 +131,8 @@ def compare_task(
 
     Example:
         >>> small = Settings(data="wine", samples_per_class=4, steps=20, relinearize=0)
-        >>> _, found = compare_task(small, ("all", "head"), time_steps=False)
-        >>> len(found.names)
+        >>> _, result = compare_task(small, ("all", "head"), time_steps=False)
+        >>> len(result.names)
         2
     """
     goals = "starting points are compared by the same loss, target_loss, for all"
@@ -145,17 +145,16 @@ def compare_task(
         "momentum", "batch_size", "steps", "relinearize", "sketch_dim", "metric", "target_loss",
         "target_error",
     )  # fmt: skip
-    found = compare(
+    return task, compare(
         candidates, task.x, task.y, loss=task.loss, learning_rate=learning_rate,
         key=jax.random.key(settings.seed), time_steps=time_steps, **options,
     )  # fmt: skip
-    return task, found
 
 
 def _candidates(
     settings: Settings, names: Sequence[str] | None, networks: Sequence[NamedNetwork]
 ) -> tuple[Task, dict[str, Candidate]]:
-    """What starts, by name, and the first network's task."""
+    """The first network's task, and all starting points by name."""
     check_unused(settings, ("optimizer", "weight_decay", "nesterov", "schedule", "warmup"), STARTS)
     check_unused(settings, ("budget", "total_samples"), ALIKE)
     check_unused(settings, ("trainable",), "names say what is trained")
@@ -164,17 +163,17 @@ def _candidates(
     tasks: dict[str, Task] = {}
     for model, weights in networks or ((settings.model, settings.weights),):
         label = ", ".join(filter(None, (model, weights and Path(weights).stem))) or "default"
-        one = dataclasses.replace(settings, model=model, weights=weights, rank=Settings.rank)
-        tasks[label if label not in tasks else f"{label} ({len(tasks) + 1})"] = build_task(one)
+        own = dataclasses.replace(settings, model=model, weights=weights, rank=Settings.rank)
+        tasks[label if label not in tasks else f"{label} ({len(tasks) + 1})"] = build_task(own)
     if "lora" not in names:
         check_unused(settings, ("rank",), "it is that of the adapters of 'lora'")
     candidates = {}
     for label, task in tasks.items():
-        for name, one in starting_points(task, names, rank=settings.rank).items():
-            words = (label, name) if several and len(names) > 1 else (label if several else name,)
-            candidates[", ".join(words)] = one
+        for name, start in starting_points(task, names, rank=settings.rank).items():
+            labels = (label, name) if several and len(names) > 1 else (label if several else name,)
+            candidates[", ".join(labels)] = start
     task = next(iter(tasks.values()))
     if several:
-        words = f"{len(tasks)} networks on {settings.data}, {len(task.y)} samples, {task.loss}"
-        task = dataclasses.replace(task, description=words)
+        text = f"{len(tasks)} networks on {settings.data}, {len(task.y)} samples, {task.loss}"
+        task = dataclasses.replace(task, description=text)
     return task, candidates

@@ -23,8 +23,6 @@ from jaxttp.models import MLP
 from jaxttp.ntk.sharded import mesh_of
 from jaxttp.pipeline.settings import DataSettings, check_unused
 
-NETWORKS = ("linear", "leaky_relu", "mlp")
-
 SWEEP_VALUES: dict[str, tuple] = {
     "depth": (1, 2, 3, 4, 6, 8),
     "width": (20, 50, 100, 200, 400),
@@ -33,12 +31,12 @@ SWEEP_VALUES: dict[str, tuple] = {
 }
 """What a varied parameter takes if nothing else is asked for."""
 
-_READ: dict[str, tuple[str, ...]] = {
+NETWORKS: dict[str, tuple[str, ...]] = {
     "linear": ("depth", "width", "skip", "batch_norm"),
     "leaky_relu": ("width", "alpha"),
     "mlp": ("depth", "width", "mesh"),
 }
-"""The settings that some networks have and others have not."""
+"""Networks, and the settings that not all of them have."""
 DENSE = 3000
 """Matrices up to so many rows get all their eigenvalues, for the spectrum and the ranks."""
 
@@ -76,9 +74,9 @@ class ConditionSettings(DataSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        read = _READ[check_choice("network", self.network, NETWORKS)]
-        unread = sorted({name for names in _READ.values() for name in names}.difference(read))
-        check_unused(self, unread, f"network={self.network!r} has none")
+        own = NETWORKS[check_choice("network", self.network, NETWORKS)]
+        unused = sorted({name for names in NETWORKS.values() for name in names}.difference(own))
+        check_unused(self, unused, f"network={self.network!r} has none")
         check_integer("depth", self.depth, at_least=1)
         check_integer("width", self.width, at_least=1)
         mesh_of(self.mesh)
@@ -114,19 +112,19 @@ class Conditioning:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; what is not finite becomes None."""
-        found, ranks = self.condition, self.sensitivity
+        kappa, ranks = self.condition, self.sensitivity
         numbers = {
-            "condition_number": found.value, "largest": found.largest, "smallest": found.smallest,
-            "tolerance": found.tolerance, "gap": found.gap, "at_rank_below": found.rank_below,
-            "at_rank_above": found.rank_above, "contraction": self.contraction, "steps": self.steps,
+            "condition_number": kappa.value, "largest": kappa.largest, "smallest": kappa.smallest,
+            "tolerance": kappa.tolerance, "gap": kappa.gap, "at_rank_below": kappa.rank_below,
+            "at_rank_above": kappa.rank_above, "contraction": self.contraction, "steps": self.steps,
         }  # fmt: skip
         return {
             **{name: plain_number(value) for name, value in numbers.items()},
-            "kind": found.kind,
-            "rank": None if found.rank is None else int(found.rank),
+            "kind": kappa.kind,
+            "rank": None if kappa.rank is None else int(kappa.rank),
             "generic_rank": self.generic_rank,
             "bounds": {name: plain_number(value) for name, value in self.bounds.items()},
-            "eigenvalues": None if ranks is None else plain_numbers(found.eigenvalues),
+            "eigenvalues": None if ranks is None else plain_numbers(kappa.eigenvalues),
             "rank_sensitivity": ranks and {
                 "ranks": ranks.ranks.tolist(), "condition_numbers": plain_numbers(ranks.values)
             },
@@ -181,20 +179,20 @@ def condition(settings: ConditionSettings) -> Conditioning:
         ValueError: unknown names, sizes out of range.
 
     Example:
-        >>> found = condition(ConditionSettings(data="wine", width=40))
-        >>> float(found.condition.value) <= found.bounds["convex"] <= found.bounds["maximum"]
+        >>> result = condition(ConditionSettings(data="wine", width=40))
+        >>> float(result.condition.value) <= result.bounds["convex"] <= result.bounds["maximum"]
         True
     """
     build = {"linear": _linear, "leaky_relu": _leaky_relu, "mlp": _mlp}
-    description, found, bounds, rank = build[settings.network](settings)
-    kappa = float(found.value)
-    # A zero matrix has no condition number, and of a lower bound nothing follows.
+    description, number, bounds, rank = build[settings.network](settings)
+    kappa = float(number.value)
+    # A zero matrix has no condition number; a lower bound gives no rate.
     contraction, steps = math.nan, math.nan
-    if kappa >= 1 and not found.is_lower_bound:
+    if kappa >= 1 and not number.is_lower_bound:
         contraction = float(conditioning.contraction_rate(kappa))
         steps = float(conditioning.steps_to_accuracy(kappa, settings.accuracy))
-    sensitivity = None if found.eigenvalues is None else conditioning.rank_sensitivity(found)
-    return Conditioning(settings, description, found, bounds, rank, sensitivity, contraction, steps)
+    ranks = None if number.eigenvalues is None else conditioning.rank_sensitivity(number)
+    return Conditioning(settings, description, number, bounds, rank, ranks, contraction, steps)
 
 
 Built = tuple[str, ConditionNumber, dict[str, float], int | None]
@@ -215,22 +213,21 @@ def _linear(settings: ConditionSettings) -> Built:
     rank = conditioning.generic_rank(widths, data_rank)
     if k * d <= DENSE:
         matrix = conditioning.gauss_newton_linear(weights, covariance, **options)
-        found = conditioning.condition_number(matrix, rank=rank)
+        number = conditioning.condition_number(matrix, rank=rank)
     else:
         operator = conditioning.gauss_newton_linear_operator(weights, covariance, **options)
-        found = conditioning.condition_number(operator)
+        number = conditioning.condition_number(operator)
     kind = f"residual network, skip {settings.skip:g}," if settings.skip else "linear network"
-    norm = ", batch norm," if settings.batch_norm else ""
-    words = _words(settings, kind, widths, f"{norm} on", x)
-    return words, found, {"convex": float(bounds.convex), "maximum": float(bounds.maximum)}, rank
+    label = _label(settings, kind, widths, ", batch norm," if settings.batch_norm else "", x)
+    return label, number, {"convex": float(bounds.convex), "maximum": float(bounds.maximum)}, rank
 
 
-def _words(
-    settings: ConditionSettings, kind: str, widths: Sequence[int], between: str, x: np.ndarray
+def _label(
+    settings: ConditionSettings, kind: str, widths: Sequence[int], extra: str, x: np.ndarray
 ) -> str:
-    whitened = ", whitened" if settings.whiten else ""
-    data = f"{len(x)} samples of {Path(settings.data).name}{whitened}"
-    return f"{kind} {'-'.join(map(str, widths))}{between} {data}"
+    data = f"{len(x)} samples of {Path(settings.data).name}"
+    data += ", whitened" if settings.whiten else ""
+    return f"{kind} {'-'.join(map(str, widths))}{extra} on {data}"
 
 
 def _leaky_relu(settings: ConditionSettings) -> Built:
@@ -238,20 +235,19 @@ def _leaky_relu(settings: ConditionSettings) -> Built:
     d, k, m = x.shape[1], _count_outputs(dataset), settings.width
     v, w = conditioning.gaussian_weights((d, m, k), key=jax.random.key(settings.seed))
     matrix = conditioning.leaky_relu_gram(w, v, x.T, settings.alpha)
-    found = conditioning.condition_number(matrix, spectrum=len(matrix) <= DENSE)
+    number = conditioning.condition_number(matrix, spectrum=len(matrix) <= DENSE)
     bound = float(conditioning.leaky_relu_bound(w, v, x.T, settings.alpha))
-    words = _words(settings, "leaky ReLU network", (d, m, k), f", slope {settings.alpha:g} on", x)
-    return words, found, {"eq (11)": bound}, None
+    label = _label(settings, "leaky ReLU network", (d, m, k), f", slope {settings.alpha:g}", x)
+    return label, number, {"eq (11)": bound}, None
 
 
 def _mlp(settings: ConditionSettings) -> Built:
     dataset, x = _load(settings, linear=False)
     sizes = (x.shape[1], *(settings.width,) * (settings.depth - 1), _count_outputs(dataset))
     model = from_nnx(MLP(sizes, rngs=nnx.Rngs(settings.seed)))
-    words = _words(settings, "ReLU MLP", sizes, " on", x)
     matrix = conditioning.curvature_matrix(*model, jnp.asarray(x), mesh=mesh_of(settings.mesh))
-    found = conditioning.condition_number(matrix, spectrum=len(matrix) <= DENSE)
-    return words, found, {}, None
+    number = conditioning.condition_number(matrix, spectrum=len(matrix) <= DENSE)
+    return _label(settings, "ReLU MLP", sizes, "", x), number, {}, None
 
 
 def condition_sweep(
@@ -283,17 +279,10 @@ def condition_sweep(
     check_choice("sweep", parameter, SWEEP_VALUES)
     linear = check_choice("network", settings.network, ("linear", "leaky_relu")) == "linear"
     dataset, x = _load(settings, linear=linear)
-    given: dict[str, Any] = {"covariance": x.T @ x / len(x)} if linear else {"data": x.T}
+    data: dict[str, Any] = {"covariance": x.T @ x / len(x)} if linear else {"data": x.T}
+    values = SWEEP_VALUES[parameter] if values is None else values
+    options = settings.pick("depth", "width", "skip", "alpha", "batch_norm")
     return conditioning.sweep(
-        parameter,
-        SWEEP_VALUES[parameter] if values is None else values,
-        outputs=_count_outputs(dataset),
-        depth=settings.depth,
-        width=settings.width,
-        skip=settings.skip,
-        alpha=settings.alpha,
-        batch_norm=settings.batch_norm and linear,
-        seeds=seeds,
-        key=jax.random.key(settings.seed),
-        **given,
-    )
+        parameter, values, outputs=_count_outputs(dataset), seeds=seeds,
+        key=jax.random.key(settings.seed), **options, **data,
+    )  # fmt: skip

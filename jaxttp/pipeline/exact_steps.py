@@ -66,7 +66,7 @@ class StepSettings(DataSettings):
 
     @property
     def tolerance(self) -> float:
-        """The rtol that is taken."""
+        """The rtol, or its default."""
         return FINEST_RTOL if self.rtol is None else self.rtol
 
 
@@ -141,15 +141,16 @@ class TaskSteps:
         return {
             "task": self.description,
             "settings": dataclasses.asdict(self.settings),
-            "forecast": {"steps": {repr(e): time[0] for e, time in times.items()},
-                         "loss": np.asarray(self.forecast.loss, float).tolist()},
-            "real": {"steps": {repr(e): time[1] for e, time in times.items()},
-                     "loss": plain_numbers(self.loss),
-                     "error": plain_numbers(self.error)},
-            "stable": self.stable,
-            "ranks": self.ranks.tolist(),
-            "residual": self.residual,
-            "shortfall": self.shortfall,
+            "forecast": {
+                "steps": {repr(e): time[0] for e, time in times.items()},
+                "loss": plain_numbers(self.forecast.loss),
+            },
+            "real": {
+                "steps": {repr(e): time[1] for e, time in times.items()},
+                "loss": plain_numbers(self.loss), "error": plain_numbers(self.error),
+            },
+            "stable": self.stable, "ranks": self.ranks.tolist(),
+            "residual": self.residual, "shortfall": self.shortfall,
         }  # fmt: skip
 
 
@@ -169,8 +170,8 @@ def gauss_newton_task(settings: StepSettings, *, progress: Progress | None = Non
 
     Example:
         >>> small = StepSettings(data="wine", samples_per_class=5, steps=3, bottleneck=32)
-        >>> found = gauss_newton_task(small)
-        >>> found.loss.shape, found.stable
+        >>> result = gauss_newton_task(small)
+        >>> result.loss.shape, result.stable
         ((4,), True)
 
     Source:
@@ -192,7 +193,7 @@ def gauss_newton_task(settings: StepSettings, *, progress: Progress | None = Non
     flat = standardized(dataset.x.reshape(len(dataset.x), -1))
     outputs = dataset.num_classes or dataset.y.shape[1]
     bottleneck = settings.bottleneck or max(2 * len(flat), 256)
-    words = (
+    description = (
         f"RevMLP of {settings.blocks} blocks, m = {bottleneck}, on {dataset.name}, {len(flat)} "
         f"samples, full batch, {loss_name}"
     )
@@ -209,28 +210,24 @@ def gauss_newton_task(settings: StepSettings, *, progress: Progress | None = Non
         elif settings.pseudoinverse in FILTERS:
             options["rtol"] = settings.tolerance
 
+        rate, steps = settings.learning_rate, settings.steps
+
         def watch(step: int, weights: Any, value: float) -> bool:
             """Report progress, and stop where the loss is not finite."""
-            if progress is not None and step < settings.steps:
-                progress("Gauss-Newton steps", step, settings.steps)
+            if progress is not None and step < steps:
+                progress("Gauss-Newton steps", step, steps)
             return not np.isfinite(value)
 
-        rate, steps = settings.learning_rate, settings.steps
         run = train(
             *from_nnx(model), flat, targets, loss=loss, steps=steps, callback=watch,
             optimizer=gauss_newton(rate, **model.parts, **options), record=lambda state: state[0],
         )  # fmt: skip
-        ahead = forecast_steps(start, targets, loss=loss, learning_rate=rate, steps=steps)
+        forecast = forecast_steps(start, targets, loss=loss, learning_rate=rate, steps=steps)
+    loss, error = np.full((2, steps + 1), np.inf)  # infinite after divergence
+    loss[: len(run.loss)] = np.where(np.isfinite(run.loss), run.loss, np.inf)
+    error[: len(run.error)] = np.where(np.isfinite(run.error), run.error, np.inf)
     residuals = np.asarray(run.recorded.residual)
     return TaskSteps(
-        dataclasses.replace(settings, loss=loss_name), words, ahead, _padded(run.loss, settings),
-        _padded(run.error, settings), np.asarray(run.recorded.ranks[0]), float(residuals[0]),
-        float(max(residuals)), len(flat),
+        dataclasses.replace(settings, loss=loss_name), description, forecast, loss, error,
+        np.asarray(run.recorded.ranks[0]), float(residuals[0]), float(max(residuals)), len(flat),
     )  # fmt: skip
-
-
-def _padded(values: Any, settings: StepSettings) -> np.ndarray:
-    """A curve of all steps (T + 1,), infinite after divergence."""
-    found = np.full(settings.steps + 1, np.inf)
-    found[: len(values)] = np.where(np.isfinite(values), values, np.inf)
-    return found

@@ -22,7 +22,7 @@ from jaxttp.forecast import StaleGradientForecast, stale_gradient_forecast
 from jaxttp.forecast.stale_gradients import FORWARD, POINTS, affordable, watcher
 from jaxttp.forecast.wall_clock import readable_time
 from jaxttp.losses import encode_targets
-from jaxttp.losses.rule import Curves, Rule, Target, goal_words, reach
+from jaxttp.losses.rule import Curves, Rule, Target, reach, target_label
 from jaxttp.models import adapter_targets, load_transformer, lora
 from jaxttp.models.language import Decoder, Encoder
 from jaxttp.models.language.tokens import read_tokens
@@ -39,17 +39,17 @@ from jaxttp.training import StepTime, TrainingStep, time_step
 
 @dataclasses.dataclass(frozen=True)
 class TextDefaults:
-    """Numbers of forecasts on text, of the runs of `experiments.bench.lora`.
+    """Constants of forecasts on text, from the runs of `experiments.bench.lora`.
 
     Attributes:
-        fraction: of the training's gradients that a forecast may take, where it is not said.
-        length: tokens of a sequence where it is not said, or as many as the network takes.
-        watched: sequences that are watched at most.
-        held_out: fraction of the text that they are at most.
-        looking: fraction of a forecast's budget that may go into looking at them.
-        looks: at them during a real training run, besides the start.
+        fraction: default budget, as a fraction of the training's gradients.
+        length: default tokens of a sequence, where the network takes as many.
+        watched: most held-out sequences.
+        held_out: largest fraction of the text that is held out.
+        looking: fraction of the budget for evaluating the held-out sequences.
+        looks: evaluations during a real training run, besides the start.
         measured: weights of the largest network whose forecasts were compared with real runs.
-        again: times that a run may see a text before a warning: overfitting is not forecast.
+        again: epochs from which on a warning is given: overfitting is not forecast.
     """
 
     fraction: float = 0.2
@@ -66,14 +66,13 @@ TEXT = TextDefaults()
 _UNUSED = (
     "data", "samples_per_class", "loss", "relinearize", "sketch_dim", "head_scale", "classes",
     "hidden", "weights", "image_size", "max_length", "trainable", "rank", "split", "folder",
-    "target_error", "metric", "label",
-    "mesh",
+    "target_error", "metric", "label", "mesh",
 )  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
 class TextTask:
-    """What is fine-tuned, on what.
+    """A network with adapters, and the sequences of a text.
 
     Attributes:
         model: the network, its adapters as its parameters.
@@ -95,10 +94,8 @@ class TextTask:
     weights: int
     description: str
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return self.description
-
-    __repr__ = __str__
 
 
 def check_text_settings(settings: Settings, *, is_object: bool = False) -> None:
@@ -174,8 +171,8 @@ def read_text(
     network = check_decoder(load_transformer(folder, head="language_model"), f"model={folder!r}")
     most = network.shape.length
     length = min(TEXT.length, most) if sequence_length is None else sequence_length
-    check_integer("sequence_length", length, at_least=1, at_most=most,
-                  hint=f"The network has {most} positions.")  # fmt: skip
+    hint = f"The network has {most} positions."
+    check_integer("sequence_length", length, at_least=1, at_most=most, hint=hint)
     corpus = load_corpus(text, tokenizer, length=length)
     ids = np.concatenate([corpus.x, corpus.y[:, -1:]], axis=1)
     return network, ids, (Path(folder).resolve().name, Path(text).name)
@@ -210,10 +207,10 @@ def split_task(
     settings: Settings, network: Decoder, ids: np.ndarray, *, adapters: LoraSettings,
     names: tuple[str, str],
 ) -> TextTask:  # fmt: skip
-    """The network with its adapters, and of the sequences those that are watched.
+    """The network with its adapters, and the sequences, some of them held out.
 
-    10 % of them, at most 96, are drawn to be watched; fewer where evaluating them would take more
-    than a quarter of what the forecast may cost.
+    10 % of them, at most 96, are drawn to be held out; fewer where evaluating them would take more
+    than 25 % of the budget.
 
     Args:
         settings: batches, steps, budget and seed count.
@@ -256,23 +253,23 @@ def split_task(
     except ValueError as problem:
         raise ValueError(f"lora: {problem}") from problem
     order = np.asarray(jax.random.permutation(split_key, np.arange(count, dtype=np.int32)))
-    rest, held = np.sort(order[watched:]), np.sort(order[:watched])
+    train, held = np.sort(order[watched:]), np.sort(order[:watched])
     trained = sum(leaf.size for leaf in jax.tree.leaves(model.params))
-    words = (
+    description = (
         f"{names[0]} ({shape.family}, {weights:,} weights), "
         f"{adapters} ({trained:,} weights), on {names[1]}: {y.size:,} tokens "
         f"in {count:,} sequences of {length}, {watched} of them held out and watched"
     )
-    return TextTask(model, x[rest], y[rest], x[held], y[held], y.size, weights, words)
+    return TextTask(model, x[train], y[train], x[held], y[held], y.size, weights, description)
 
 
 class WatchedRun(NamedTuple):
-    """What really happened.
+    """A real training run.
 
     Attributes:
-        loss: of what is watched (T + 1,), lines between the points.
-        at: the points (P,), steps.
-        seconds: of the steps alone: no compilation, no looking.
+        loss: of the held-out samples (T + 1,), interpolated linearly.
+        at: the steps at which it was evaluated (P,).
+        seconds: of the steps alone, without compilation and evaluations.
     """
 
     loss: np.ndarray
@@ -290,13 +287,13 @@ def train_watched(
     optimizer: optax.GradientTransformation, steps: int, batch_size: int, key: Array,
     progress: Callable[[int, int], None] | None = None,
 ) -> WatchedRun:  # fmt: skip
-    """Train by cross-entropy for real, and look at other samples some sixty times.
+    """Train by cross-entropy, and evaluate other samples some sixty times.
 
     Args:
         model: network and weights.
         x: samples (N, ...).
         y: their labels.
-        x_watched: samples that are looked at (M, ...).
+        x_watched: samples that are evaluated (M, ...).
         y_watched: their labels.
         optimizer: any optax transformation of gradients alone.
         steps: T.
@@ -309,17 +306,17 @@ def train_watched(
     """
     params, (rows, outputs) = model.params, as_rows(*model, x)
     targets, loss = encode_targets("cross_entropy", y, outputs)
-    seen = as_rows(*model, x_watched)[1]
-    watched, loss_watched = encode_targets("cross_entropy", y_watched, seen)
+    outputs_watched = as_rows(*model, x_watched)[1]
+    watched, loss_watched = encode_targets("cross_entropy", y_watched, outputs_watched)
     look = watcher(rows, loss_watched, x_watched, watched, batch_size)
     indices = np.asarray(batch_indices(key, count(x), batch_size, steps))
     at = np.unique(np.round(np.linspace(0, steps, min(TEXT.looks, steps) + 1)).astype(int))
-    state, found, seconds = optimizer.init(params), [], 0.0
+    state, losses, seconds = optimizer.init(params), [], 0.0
     step = TrainingStep(rows, loss, optimizer)
     step = step.compile(params, state, take(x, indices[0]), targets[indices[0]])
     for t in range(steps + 1):
         if t in at:
-            found.append(look(params))
+            losses.append(look(params))
         if t == steps:
             break
         batch = take(x, indices[t]), targets[indices[t]]
@@ -328,7 +325,7 @@ def train_watched(
         seconds += time.perf_counter() - begun
         if progress is not None:
             progress(t + 1, steps)
-    return WatchedRun(np.interp(np.arange(steps + 1), at, found), at, seconds)
+    return WatchedRun(np.interp(np.arange(steps + 1), at, losses), at, seconds)
 
 
 # --- the forecast --------------------------------------------------------------------------------
@@ -357,11 +354,11 @@ class Goal(NamedTuple):
     real_step: int | None
 
     def __str__(self) -> str:
-        between = "" if self.earliest is None else f" ({self.earliest} to {self.latest})"
+        bounds = "" if self.earliest is None else f" ({self.earliest} to {self.latest})"
         when = "not reached" if self.earliest is not None else "not reached, see warnings"
         if self.step >= 0:
-            when = f"step {self.step}{between}, {self.tokens:,} tokens, "
-            when += readable_time(self.seconds or 0.0)
+            seconds = readable_time(self.seconds or 0.0)
+            when = f"step {self.step}{bounds}, {self.tokens:,} tokens, {seconds}"
         if self.real_step is not None:
             when += f"; real {self.real_step if self.real_step >= 0 else 'not reached'}"
         return f"{self.words}: {when}"
@@ -420,30 +417,30 @@ class FineTuning:
     def goals(self) -> tuple[Goal, ...]:
         """Fractions of the loss decrease, then losses to get below."""
         thresholds, targets = self.settings.thresholds, self.settings.targets()
-        found, run = self.found, self.run
-        steps: dict[Any, int] = {**found.read(thresholds)}
-        steps |= reach(Curves(found.loss), targets, reached=not found.diverged)
+        forecast, run = self.found, self.run
+        steps: dict[Any, int] = {**forecast.read(thresholds)}
+        steps |= reach(Curves(forecast.loss), targets, reached=not forecast.diverged)
         real: dict[Any, int] = {}
         if run is not None:
             fell = run.finite and bool(run.loss[-1] < run.loss[0])
-            real |= Rule(thresholds).read(run.loss, run.loss, reached=fell)
+            real |= Rule(thresholds).read(run.loss, None, reached=fell)
             real |= reach(Curves(run.loss), targets, reached=run.finite)
         goals = []
-        for goal, step in steps.items():
-            if isinstance(goal, Target):
-                words, level, off = goal.words(), goal.value, 0.0
+        for target, step in steps.items():
+            if isinstance(target, Target):
+                label, level, off = target.words(), target.value, 0.0
             else:
-                words, level = goal_words(goal, "relative"), found.level(goal)
-                off = (1 - goal) * float(found.uncertainty[-1])
-            earliest, latest = found.between(level, off) if self.is_bounded else (None, None)
+                label, level = target_label(target, "relative"), forecast.level(target)
+                off = (1 - target) * float(forecast.uncertainty[-1])
+            ends = forecast.between(level, off) if self.is_bounded else (None, None)
             tokens = step * self.tokens_a_step if step >= 0 else None
             seconds = step * self.step_time.seconds if step >= 0 else None
-            goals.append(Goal(words, step, earliest, latest, tokens, seconds, real.get(goal)))
+            goals.append(Goal(label, step, *ends, tokens, seconds, real.get(target)))
         return tuple(goals)
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What keeps it from being certain, a sentence each."""
+        """Reliability warnings, a sentence each."""
         return (() if self.found.warnings is None else (self.found.warnings,)) + self._limits
 
     @property
@@ -453,7 +450,7 @@ class FineTuning:
 
     @property
     def _limits(self) -> tuple[str, ...]:
-        """Effects that the forecast does not model, and so gives no size of."""
+        """Effects that the forecast does not model."""
         warnings, samples = [], len(self.task.x)
         drawn = len(self.found.refresh_steps) * self.batch_size
         if self.epochs > TEXT.again:
@@ -475,30 +472,28 @@ class FineTuning:
         return tuple(warnings)
 
     def __str__(self) -> str:
-        found, steps, each = self.found, self.settings.steps, self.step_time.seconds
+        forecast, steps = self.found, self.settings.steps
         of = "" if self.settings.total_samples is None else ", of which the text is a sample"
+        total = f"{readable_time(steps * self.step_time.seconds)}, loss {forecast.loss[-1]:.4g}"
+        if self.run is not None:
+            total += f"; real {readable_time(self.run.seconds)}, loss {self.run.loss[-1]:.4g}"
         lines = [
             str(self.task),
             f"{steps:,} steps see {steps * self.tokens_a_step:,} tokens, {self.epochs:.2g} times "
             f"the {self.sequences:,} sequences that train{of}; once takes "
             f"{readable_time(self.epoch_seconds)}",
             *(f"  {goal}" for goal in self.goals),
-            f"  all steps: {readable_time(steps * each)}, loss {float(found.loss[-1]):.4g}",
+            f"  all steps: {total}",
+            f"the forecast cost {100 * forecast.fraction:.2g} % of the training's gradients "
+            f"({len(forecast.refresh_steps)} of {steps:,} steps), "
+            f"{readable_time(self.forecast_seconds)} here with compilation",
         ]
-        if self.run is not None:
-            took = readable_time(self.run.seconds)
-            lines[-1] += f"; real {took}, loss {float(self.run.loss[-1]):.4g}"
-        lines.append(
-            f"the forecast cost {100 * found.fraction:.2g} % of the training's gradients "
-            f"({len(found.refresh_steps)} of {steps:,} steps), "
-            f"{readable_time(self.forecast_seconds)} here with compilation"
-        )
         lines += [f"warning: {line}" for line in self.warnings]
         return "\n".join(wrapped(line, 4) for line in lines)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        found, run, each = self.found, self.run, self.step_time.seconds
+        forecast, run, step_seconds = self.found, self.run, self.step_time.seconds
         real = None
         if run is not None:
             losses = plain_numbers(run.loss[run.at])
@@ -508,20 +503,17 @@ class FineTuning:
             "hyperparameters": dataclasses.asdict(self.settings) | {"loss": "cross_entropy"},
             "lora": dataclasses.asdict(self.adapters),
             "horizon": self.settings.steps,
-            "tokens_a_step": self.tokens_a_step,
-            "tokens": self.task.tokens,
+            "tokens_a_step": self.tokens_a_step, "tokens": self.task.tokens,
             "sequences": self.sequences,
-            "epochs": self.epochs,
-            "epoch_seconds": self.epoch_seconds,
-            "loss": plain_numbers(found.loss),
-            "loss_uncertainty": plain_numbers(found.uncertainty) if self.is_bounded else None,
+            "epochs": self.epochs, "epoch_seconds": self.epoch_seconds,
+            "loss": plain_numbers(forecast.loss),
+            "loss_uncertainty": plain_numbers(forecast.uncertainty) if self.is_bounded else None,
             "goals": [goal._asdict() for goal in self.goals],
-            "stable": not found.diverged,
+            "stable": not forecast.diverged,
             "warnings": list(self.warnings),
-            "step_seconds": each,
-            "seconds": self.settings.steps * each,
+            "step_seconds": step_seconds, "seconds": self.settings.steps * step_seconds,
             "forecast": {
-                "fraction": found.fraction, "gradients": len(found.refresh_steps),
+                "fraction": forecast.fraction, "gradients": len(forecast.refresh_steps),
                 "seconds": self.forecast_seconds,
             },
             "versions": versions(),
@@ -582,7 +574,7 @@ def fine_tuning_of(
     verify: bool = False,
     progress: Progress | None = None,
 ) -> FineTuning:
-    """As `fine_tuning_task`, of a network and sequences that are objects.
+    """As `fine_tuning_task`, with a network and sequences as objects.
 
     Args:
         settings: as there, without a `model`.
@@ -607,10 +599,10 @@ def fine_tuning_of(
         TypeError: network must be a jaxttp.models.Decoder with head='language_model'; got ...
     """
     check_text_settings(settings, is_object=True)
-    decoder, known = check_decoder(network, "network"), np.asarray(ids)
-    if known.ndim != 2 or known.shape[1] < 2:
-        raise ValueError(f"ids must be tokens (N, T + 1), T of at least 1; got {known.shape}.")
-    return _forecast(settings, decoder, known, names, adapters, verify, progress)
+    decoder, ids = check_decoder(network, "network"), np.asarray(ids)
+    if ids.ndim != 2 or ids.shape[1] < 2:
+        raise ValueError(f"ids must be tokens (N, T + 1), T of at least 1; got {ids.shape}.")
+    return _forecast(settings, decoder, ids, names, adapters, verify, progress)
 
 
 def _forecast(
@@ -629,12 +621,12 @@ def _forecast(
             "the text that train; it counts those of a corpus of which the text is a sample."
         )
     keys = jax.random.split(jax.random.key(settings.seed), 2)
-    optimizer, batch_size = hyperparameters(settings).optimizer(), settings.batch_size or 1
-    common = {"optimizer": optimizer, "batch_size": batch_size}
+    setting = hyperparameters(settings)
+    common: dict[str, Any] = {"optimizer": setting.optimizer(), "batch_size": setting.batch_size}
     watched = {"x_watched": task.x_watched, "y_watched": task.y_watched, "steps": settings.steps}
     tell("stale gradients", 0, 1)
     begun = time.perf_counter()
-    found = stale_gradient_forecast(
+    forecast = stale_gradient_forecast(
         *task.model, task.x, task.y, key=keys[0], fraction=budget_fraction(settings),
         total_samples=total, **watched, **common,
     )  # fmt: skip
@@ -647,4 +639,4 @@ def _forecast(
             task.model, task.x, task.y, key=keys[1],  # another draw of batches than the forecast's
             progress=lambda i, n: tell("real training", i, n), **watched, **common,
         )  # fmt: skip
-    return FineTuning(settings, adapters, task, found, step_time, spent, run)
+    return FineTuning(settings, adapters, task, forecast, step_time, spent, run)

@@ -7,21 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Array
 
 from jaxttp._core.process import versions
 from jaxttp._core.results import RESULT
 from jaxttp._core.types import Progress
 from jaxttp.dynamics.stability import max_learning_rate
 from jaxttp.losses import encode_targets
-from jaxttp.ntk import (
-    Eigensystem,
-    PowerLaw,
-    eigendecomposition,
-    empirical_ntk,
-    fit_power_law,
-    label_alignment,
-)
+from jaxttp.ntk import PowerLaw, eigendecomposition, empirical_ntk, fit_power_law, label_alignment
 from jaxttp.ntk.sharded import gathered, mesh_of
 from jaxttp.pipeline.settings import Settings, check_unused
 from jaxttp.pipeline.sweeping import Choices, TaskSweep, sweep_task
@@ -63,8 +55,8 @@ class TaskSpectrum:
 
     def head(self, fraction: float, of: str = "residual") -> int:
         """How many leading eigenvectors hold this fraction of the residual, or of the labels."""
-        found = np.searchsorted(np.cumsum(getattr(self, of)), fraction - 1e-9)
-        return int(min(found, len(self.values) - 1)) + 1
+        index = np.searchsorted(np.cumsum(getattr(self, of)), fraction - 1e-9)
+        return int(min(index, len(self.values) - 1)) + 1
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -105,8 +97,8 @@ def task_spectrum(
         ValueError: whatever `build_task` refuses.
 
     Example:
-        >>> found = task_spectrum(Settings(data="wine", samples_per_class=4))
-        >>> found.values.shape, round(float(found.residual.sum()), 6)
+        >>> result = task_spectrum(Settings(data="wine", samples_per_class=4))
+        >>> result.values.shape, round(float(result.residual.sum()), 6)
         ((36,), 1.0)
 
     Source:
@@ -127,21 +119,16 @@ def task_spectrum(
     system = eigendecomposition(theta)
     # For cross-entropy the residual is the softmax minus the labels.
     centred = targets - jnp.mean(targets, axis=0, keepdims=True)
-    return TaskSpectrum(
-        settings,
-        task,
-        np.asarray(system.values, np.float64),
-        _fractions(system, loss.gradient(outputs, targets)),
-        _fractions(system, centred),
-        fit_power_law(system.values[: int(system.rank)]),
-        int(system.rank),
-        float(max_learning_rate(theta, outputs, targets, loss=loss)),
+    residual, labels = (
+        np.asarray(label_alignment(system, direction), np.float64)
+        for direction in (loss.gradient(outputs, targets), centred)
     )
-
-
-def _fractions(system: Eigensystem, direction: Array) -> np.ndarray:
-    fraction = np.asarray(label_alignment(system, direction), np.float64)
-    return fraction / fraction.sum() if fraction.sum() > 0 else fraction
+    residual /= residual.sum() or 1.0
+    labels /= labels.sum() or 1.0
+    rank, values = int(system.rank), np.asarray(system.values, np.float64)
+    limit = float(max_learning_rate(theta, outputs, targets, loss=loss))
+    law = fit_power_law(system.values[:rank])
+    return TaskSpectrum(settings, task, values, residual, labels, law, rank, limit)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,13 +152,12 @@ class TaskReport:
     def settings_in_words(self) -> dict[str, str]:
         """What was asked for: the main settings, and those that are not as by default."""
         settings, main = self.forecast.settings, ("data", "samples_per_class", "learning_rate")
-        values = {one.name: (getattr(settings, one.name), one.default)
-                  for one in dataclasses.fields(settings)}  # fmt: skip
-        return {
-            name.replace("_", " "): str(value)
-            for name, (value, default) in values.items()
-            if name in main or value != default
-        }
+        values = {}
+        for field in dataclasses.fields(settings):
+            value = getattr(settings, field.name)
+            if field.name in main or value != field.default:
+                values[field.name.replace("_", " ")] = str(value)
+        return values
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -211,13 +197,10 @@ def report_task(
         progress("kernel", 0, 1)
     # A new kernel: the forecast does not keep the one it built, which may have been a sketch.
     kernel = empirical_ntk(*ahead.task.model, ahead.task.x, mesh=mesh_of(settings.mesh))
-    known: dict[str, Any] = {"task": ahead.task, "kernel": kernel, "progress": progress}
-    around = dataclasses.replace(
-        settings, optimizer="sgd", weight_decay=None, nesterov=False, budget="auto",
-        sketch_dim=None,
-    )  # fmt: skip
-    result = sweep_task(
-        around, Choices(batch_sizes=(settings.batch_size,), schedules=(settings.schedule,)),
-        time_steps=False, **known,
-    )  # fmt: skip
-    return TaskReport(ahead, result, task_spectrum(settings, **known), versions())
+    shared: dict[str, Any] = {"task": ahead.task, "kernel": kernel, "progress": progress}
+    descent = dataclasses.replace(
+        settings, optimizer="sgd", weight_decay=None, nesterov=False, budget="auto", sketch_dim=None
+    )
+    choices = Choices(batch_sizes=(settings.batch_size,), schedules=(settings.schedule,))
+    result = sweep_task(descent, choices, time_steps=False, **shared)
+    return TaskReport(ahead, result, task_spectrum(settings, **shared), versions())

@@ -1,4 +1,4 @@
-"""What is asked for, by names and numbers: one vocabulary for every pipeline and command."""
+"""Settings by names and numbers, shared by all pipelines and commands."""
 
 import dataclasses
 import functools
@@ -188,8 +188,8 @@ def check_unused(settings: Any, names: Iterable[str], why: str) -> None:
     """
     defaults = {field.name: field.default for field in dataclasses.fields(settings)}
     for name in names:
-        given = getattr(settings, name)
-        check_used(name, given, given == defaults[name], why)
+        value = getattr(settings, name)
+        check_used(name, value, value == defaults[name], why)
 
 
 KEYS = ("r", "alpha", "modules", "rslora")
@@ -254,9 +254,9 @@ class LoraSettings:
 
     def __str__(self) -> str:
         alpha = self.rank if self.alpha is None else self.alpha
-        named = self.modules if isinstance(self.modules, str) else ", ".join(self.modules)
+        modules = self.modules if isinstance(self.modules, str) else ", ".join(self.modules)
         root = ", α/√r" if self.rslora else ""
-        return f"LoRA r={self.rank}, α={alpha:g}{root} on {named}"
+        return f"LoRA r={self.rank}, α={alpha:g}{root} on {modules}"
 
 
 def hyperparameters(settings: Settings) -> Hyperparameters:
@@ -307,12 +307,8 @@ def warmed(name: str, warmup: int, steps: int) -> Any:
     """
     if not warmup:
         return name
-    rest = name.removeprefix("warmup_")
-    parts = [optax.linear_schedule(0.0, 1.0, warmup), SCHEDULES[rest](steps - warmup)]
-    joined = optax.join_schedules(parts, [warmup])
-
-    def schedule(step: Any) -> Any:
-        return joined(step)
-
-    schedule.__name__ = f"{rest}, warm-up {warmup}"
+    name = name.removeprefix("warmup_")
+    parts = [optax.linear_schedule(0.0, 1.0, warmup), SCHEDULES[name](steps - warmup)]
+    schedule = optax.join_schedules(parts, [warmup])
+    schedule.__name__ = f"{name}, warm-up {warmup}"  # type: ignore[attr-defined]
     return schedule

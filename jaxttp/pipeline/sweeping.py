@@ -62,26 +62,26 @@ class Choices:
             task: whose loss they share.
             rates: of descent, where no rates are named.
         """
-        found: list[Hyperparameters] = []
+        settings_list: list[Hyperparameters] = []
         schedules = [
             warmed(check_choice("schedule", name, SCHEDULES), settings.warmup, settings.steps)
             for name in self.schedules
         ]
         for name in self.algorithms:
-            known: dict[str, Any] = {"learning_rate": self.learning_rates}
+            values: dict[str, Any] = {"learning_rate": self.learning_rates}
             if self.learning_rates is None:
-                known["learning_rate"] = rates if name in DESCENT else ADAPTIVE_RATES
+                values["learning_rate"] = rates if name in DESCENT else ADAPTIVE_RATES
             if name in DESCENT:
                 if name == "nesterov" and not any(self.momenta):
                     raise ValueError("momenta must hold one above 0, for algorithm 'nesterov'.")
-                known["momentum"] = [m for m in self.momenta if m or name != "nesterov"]
+                values["momentum"] = [m for m in self.momenta if m or name != "nesterov"]
             if name != "adam":
-                known["weight_decay"] = list(self.weight_decays) or None
-            found += grid(
+                values["weight_decay"] = list(self.weight_decays) or None
+            settings_list += grid(
                 algorithm=name, batch_size=list(self.batch_sizes), schedule=schedules,
-                loss=task.loss, steps=settings.steps, **known,
+                loss=task.loss, steps=settings.steps, **values,
             )  # fmt: skip
-        return tuple(found)
+        return tuple(settings_list)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,11 +106,11 @@ class TaskSweep:
 
         Infinite where all settings are of algorithms for which none is known.
         """
-        limits, settings = self.sweep.max_learning_rate, self.sweep.settings
-        known = [
-            v / (1 + s.momentum) for v, s in zip(limits, settings, strict=True) if s.is_heavy_ball
-        ]
-        return float(min(known, default=np.inf))
+        largest = np.inf
+        for setting, limit in zip(self.sweep.settings, self.sweep.max_learning_rate, strict=True):
+            if setting.is_heavy_ball:
+                largest = min(largest, limit / (1 + setting.momentum))
+        return float(largest)
 
     @property
     def goal(self) -> str:
@@ -120,10 +120,7 @@ class TaskSweep:
     @property
     def fastest(self) -> int | None:
         """The setting that reaches the target with the fewest steps; None where none does."""
-        try:
-            return self.sweep.best()
-        except ValueError:
-            return None
+        return next(iter(self.sweep.ranking()), None)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -218,8 +215,8 @@ def race_task(
 
     Example:
         >>> small = Settings(data="wine", samples_per_class=4, steps=20, target_loss=(0.5,))
-        >>> _, found = race_task(small, Choices(learning_rates=(0.03, 0.3), momenta=(0.0,)))
-        >>> str(found.settings[found.ranking()[0]])
+        >>> _, result = race_task(small, Choices(learning_rates=(0.03, 0.3), momenta=(0.0,)))
+        >>> str(result.settings[result.ranking()[0]])
         'rate 0.3'
     """
     unused = ("relinearize", "sketch_dim", "thresholds", "metric", "target_error", "mesh")
@@ -243,12 +240,11 @@ def _task(settings: Settings) -> Task:
 
 def _step_seconds(task: Task, settings: Sequence[Hyperparameters], tell: Progress) -> list[float]:
     """Seconds of a step of every setting, measured once for an algorithm and a batch size."""
-    kinds = list(dict.fromkeys((one.algorithm, one.batch_size) for one in settings))
-    found: dict[tuple[Any, int | None], float] = {}
-    for done, (algorithm, size) in enumerate(kinds):
-        tell("timing a step", done, len(kinds))
-        found[algorithm, size] = time_step(
+    seconds: dict[Any, Any] = dict.fromkeys((s.algorithm, s.batch_size) for s in settings)
+    for done, (algorithm, size) in enumerate(seconds):
+        tell("timing a step", done, len(seconds))
+        seconds[algorithm, size] = time_step(
             *task.model, task.x, task.y, loss=task.loss, batch_size=size,
             optimizer=Hyperparameters(1e-3, algorithm=algorithm).optimizer(),
         ).seconds  # fmt: skip
-    return [found[one.algorithm, one.batch_size] for one in settings]
+    return [seconds[s.algorithm, s.batch_size] for s in settings]

@@ -42,12 +42,7 @@ from jaxttp.models import (
     model_names,
 )
 from jaxttp.models.catalog import MODELS
-from jaxttp.pipeline.settings import (
-    TRAINABLE,
-    Settings,
-    check_training,
-    check_unused,
-)
+from jaxttp.pipeline.settings import TRAINABLE, Settings, check_training, check_unused
 
 HIDDEN = (64, 64)
 """Widths of the MLP that learns data without a model of their own."""
@@ -77,10 +72,8 @@ class Task:
     description: str
     note: str | None = None
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return "\n".join(filter(None, (self.description, self.note)))
-
-    __repr__ = __str__
 
 
 def build_task(settings: Settings) -> Task:
@@ -113,19 +106,19 @@ def build_task(settings: Settings) -> Task:
     samples_key, weights_key = jax.random.split(jax.random.key(settings.seed))
     dataset, note = _samples(settings, samples_key)
     loss, outputs = _loss_and_outputs(settings, dataset)
-    network, words = _untrained_network(settings, dataset, outputs, weights_key)
+    network, label = _untrained_network(settings, dataset, outputs, weights_key)
     model = from_nnx(network)
     if settings.trainable == "head":
-        model, words = freeze(model, head_only), f"{words}, head alone trained"
+        model, label = freeze(model, head_only), f"{label}, head alone trained"
     elif settings.trainable == "lora":
         model = lora(model, rank=settings.rank, key=jax.random.fold_in(weights_key, 1))
-        words += f", adapters of rank {settings.rank} alone trained"
-    description = f"{words}, {len(dataset)} samples, {loss}"
+        label += f", adapters of rank {settings.rank} alone trained"
+    description = f"{label}, {len(dataset)} samples, {loss}"
     return Task(model, dataset.x, dataset.y, loss, description, note)
 
 
 def _check_names(settings: Settings) -> None:
-    """Refuse names that are not known, and options without the model that they are for."""
+    """Refuse unknown names, and options without the model that they are for."""
     if not (settings.data.startswith("tfds:") or is_table(settings.data)):
         check_choice("data", settings.data, dataset_names())
     for width in settings.hidden or ():
@@ -133,16 +126,16 @@ def _check_names(settings: Settings) -> None:
     if is_language_folder(settings.model):
         check_unused(settings, _FOR_IMAGES, f"{settings.model} is a language model")
         return
-    words = "it cuts texts for a language model, model=FOLDER (--model)"
-    check_unused(settings, ("max_length",), words)
+    hint = "it cuts texts for a language model, model=FOLDER (--model)"
+    check_unused(settings, ("max_length",), hint)
     if settings.model is not None or settings.data == "digits":
         check_unused(settings, ("hidden",), "it is that of the MLP for data without a model")
     if settings.model is not None:
         hint = "Or a folder on this machine with a language model."
         check_choice("model", settings.model, model_names(), hint=hint)
         return
-    needs = f"it needs a model, one of {', '.join(model_names())}"
-    check_unused(settings, ("weights", "image_size"), needs)
+    hint = f"it needs a model, one of {', '.join(model_names())}"
+    check_unused(settings, ("weights", "image_size"), hint)
     if has_texts(settings.data):
         raise ValueError(
             f"data={settings.data!r} has a column of texts, which needs a language model: "
@@ -161,35 +154,31 @@ def is_language_folder(model: str | None) -> TypeGuard[str]:
 
 
 def _samples(settings: Settings, key: Array) -> tuple[Dataset, str | None]:
-    """The samples, and a note on what a table holds, and what of it was left out."""
+    """The samples, and a note on the columns of a table and its omitted rows."""
     preprocessing = _preprocessing(settings)
     if is_language_folder(settings.model):
         tokenizer = load_tokenizer(settings.model)
         whole = load_texts(settings.data, tokenizer, max_length=settings.max_length)
         return _selected(settings, whole, key)
     if is_table(settings.data):
-        words = f"it is for images, and {settings.data} is a table"
-        check_unused(settings, ("split", "folder"), words)
+        hint = f"it is for images, and {settings.data} is a table"
+        check_unused(settings, ("split", "folder"), hint)
         targets = _TARGETS.get(settings.loss or "")
         whole = load_table(settings.data, targets=targets, label=settings.label)
-        found, note = _selected(settings, whole, key)
-        return (found if preprocessing is None else _images(found, preprocessing)), note
+        dataset, note = _selected(settings, whole, key)
+        return (dataset if preprocessing is None else _images(dataset, preprocessing)), note
     check_unused(settings, ("label",), "it is for a CSV of your own")
-    options: dict[str, Any] = {
-        "split": settings.split, "folder": settings.folder, "preprocessing": preprocessing,
-    }  # fmt: skip
+    options: dict[str, Any] = settings.pick("split", "folder") | {"preprocessing": preprocessing}
     if settings.data == "diabetes":
         return _selected(settings, load_dataset("diabetes", **options), key)[0], None
-    is_pretrained = settings.data == "digits" and settings.model is None
-    default = (5, 6, 7, 8, 9) if is_pretrained else None
-    classes = default if settings.classes is None else settings.classes
-    per_class = settings.samples_per_class
-    found = load_dataset(settings.data, classes=classes, per_class=per_class, key=key, **options)
-    return found, None
+    options |= {"classes": settings.classes, "per_class": settings.samples_per_class, "key": key}
+    if settings.data == "digits" and settings.model is None and settings.classes is None:
+        options["classes"] = (5, 6, 7, 8, 9)  # the others pre-trained the network
+    return load_dataset(settings.data, **options), None
 
 
 def _images(dataset: Dataset, preprocessing: Preprocessing) -> Dataset:
-    """Arrays of images of one's own, preprocessed as those of data sets are."""
+    """A table of images, preprocessed like those of the data sets."""
     x = dataset.x[..., None] if dataset.x.ndim == 3 else dataset.x
     if x.ndim != 4 or x.shape[3] not in (1, 3) or x.min() < 0 or x.max() > 1:
         raise ValueError(
@@ -201,22 +190,20 @@ def _images(dataset: Dataset, preprocessing: Preprocessing) -> Dataset:
 
 
 def _selected(settings: Settings, dataset: Dataset, key: Array) -> tuple[Dataset, str]:
-    """Rows of a whole data set, and a note on what was left out."""
+    """Rows of a whole data set, and a note on the omitted ones."""
     note = dataset.description
     if dataset.num_classes is None:
         if settings.classes is not None:
             raise ValueError(f"classes={settings.classes!r}: {dataset.name} is a regression.")
         check_unused(settings, ("samples_per_class",), REGRESSION)
         return dataset, note
-    each, chosen = settings.samples_per_class, {"classes": settings.classes, "key": key}
-    found = select(dataset, per_class=each, fewer=True, **chosen)
-    whole = len(dataset) if settings.classes is None else len(select(dataset, **chosen))
-    if len(found) < whole:
-        note += (
-            f" {len(found)} of {whole} rows: at most {each} a class; --samples-per-class all keeps "
-            "them"
-        )
-    return found, note
+    per_class, options = settings.samples_per_class, {"classes": settings.classes, "key": key}
+    selected = select(dataset, per_class=per_class, fewer=True, **options)
+    whole = len(dataset) if settings.classes is None else len(select(dataset, **options))
+    if len(selected) < whole:
+        note += f" {len(selected)} of {whole} rows: at most {per_class} a class; "
+        note += "--samples-per-class all keeps them"
+    return selected, note
 
 
 def _preprocessing(settings: Settings) -> Preprocessing | None:
@@ -244,10 +231,8 @@ def _loss_and_outputs(settings: Settings, dataset: Dataset) -> tuple[str, int]:
         )
     loss = settings.loss or "cross_entropy"
     if loss == "binary_cross_entropy":
-        if dataset.num_classes != 2:
-            raise ValueError(
-                f"loss={loss!r} needs two classes; {dataset.name} has {dataset.num_classes}."
-            )
+        if (classes := dataset.num_classes) != 2:
+            raise ValueError(f"loss={loss!r} needs two classes; {dataset.name} has {classes}.")
         return loss, 1
     return loss, dataset.num_classes
 
@@ -255,19 +240,17 @@ def _loss_and_outputs(settings: Settings, dataset: Dataset) -> tuple[str, int]:
 def _untrained_network(
     settings: Settings, dataset: Dataset, outputs: int, key: Array
 ) -> tuple[nnx.Module, str]:
-    """The network before training, and what it is in words."""
-    scale = settings.head_scale
-    name = settings.model
+    """The network before training, and its description."""
+    scale, name = settings.head_scale, settings.model
     if is_language_folder(name):
         network = load_transformer(name, outputs=outputs, key=key, head_scale=scale)
-        # What a transformed program cannot see is looked at before anything is computed.
+        # The network checks tokens by value, before it is traced.
         jax.eval_shape(lambda: network(dataset.x["ids"], dataset.x["mask"]))
         length = dataset.x["ids"].shape[1]
-        words = f"{Path(name).resolve().name} ({network.shape.family}) with a fresh head"
-        return network, f"{words} on {dataset.name}, up to {length} tokens"
+        label = f"{Path(name).resolve().name} ({network.shape.family}) with a fresh head"
+        return network, f"{label} on {dataset.name}, up to {length} tokens"
     if name is not None:
-        rngs = nnx.Rngs(params=key)
-        size = dataset.x.shape[1]
+        rngs, size = nnx.Rngs(params=key), dataset.x.shape[1]
         network = make_model(name, outputs, image_size=size, head_scale=scale, rngs=rngs)
         if settings.weights is not None:
             network = load_weights(network, settings.weights, head=False)
@@ -279,10 +262,9 @@ def _untrained_network(
         source = dataset.name if is_table(settings.data) else settings.data
         return network, f"{name} {origin} on {source} at {size}x{size}"
     if settings.data == "digits":
-        chosen = settings.classes
-        digits = "5-9" if chosen is None else ", ".join(dataset.class_names)
-        words = f"ResNet pre-trained on digits 0-4, fine-tuned on digits {digits}"
-        return fresh_head(load_pretrained(), outputs, key=key, scale=scale), words
+        digits = "5-9" if settings.classes is None else ", ".join(dataset.class_names)
+        label = f"ResNet pre-trained on digits 0-4, fine-tuned on digits {digits}"
+        return fresh_head(load_pretrained(), outputs, key=key, scale=scale), label
     hidden = HIDDEN if settings.hidden is None else settings.hidden
     sizes = (int(np.prod(dataset.x.shape[1:])), *hidden, outputs)
     network = MLP(sizes, rngs=nnx.Rngs(params=key), head_scale=scale)

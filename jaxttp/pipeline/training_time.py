@@ -11,7 +11,7 @@ from jaxttp._core.process import versions
 from jaxttp._core.results import RESULT, plain_numbers
 from jaxttp._core.types import Progress, take
 from jaxttp.forecast import Prediction, predict_training_time
-from jaxttp.losses.rule import Target, goal_words
+from jaxttp.losses.rule import Target, target_label
 from jaxttp.ntk.sharded import mesh_of
 from jaxttp.pipeline.settings import Settings, hyperparameters
 from jaxttp.pipeline.tasks import Task, build_task
@@ -64,26 +64,27 @@ class Forecast:
 
         A real run that diverged, which a forecast need not predict, reaches nothing.
         """
-        found, run = self.prediction, self.run
-        unsure = {**(found.steps_uncertainty or {}), **found.targets_uncertainty}
+        prediction, run = self.prediction, self.run
+        unsure = {**(prediction.steps_uncertainty or {}), **prediction.targets_uncertainty}
+        labels = {e: target_label(e, prediction.rule, prediction.metric) for e in prediction.steps}
+        labels |= {target: target.words() for target in prediction.targets}
         real: dict[Any, int] = {}
-        step_seconds = 0.0
+        real_step = 0.0
         if run is not None:
-            real |= run.read(tuple(found.steps), rule=found.rule, metric=found.metric)
-            real |= run.reach(found.targets)
-            step_seconds = run.seconds / found.horizon
+            rule, metric = prediction.rule, prediction.metric
+            real |= run.read(tuple(prediction.steps), rule=rule, metric=metric)
+            real |= run.reach(prediction.targets)
+            real_step = run.seconds / prediction.horizon
 
-        def seconds(steps: int | None, each: float) -> float | None:
-            return None if steps is None or steps < 0 else steps * each
+        def seconds(steps: int | None, step_seconds: float) -> float | None:
+            return None if steps is None or steps < 0 else steps * step_seconds
 
         return {
-            goal: Arrival(
-                goal.words() if isinstance(goal, Target)
-                else goal_words(goal, found.rule, found.metric),
-                steps, seconds(steps, self.step_time.seconds), unsure.get(goal), real.get(goal),
-                seconds(real.get(goal), step_seconds),
+            target: Arrival(
+                labels[target], steps, seconds(steps, self.step_time.seconds), unsure.get(target),
+                real.get(target), seconds(real.get(target), real_step),
             )
-            for goal, steps in {**found.steps, **found.targets}.items()
+            for target, steps in {**prediction.steps, **prediction.targets}.items()
         }  # fmt: skip
 
     def to_json(self) -> dict[str, Any]:
@@ -92,7 +93,7 @@ class Forecast:
         Losses of a real run that diverged are None where they are not finite.
         """
         prediction, run, arrivals = self.prediction, self.run, self.arrivals
-        asked = dataclasses.asdict(self.settings) | {"loss": self.task.loss}
+        settings = dataclasses.asdict(self.settings) | {"loss": self.task.loss}
 
         def by_threshold(field: str) -> dict[str, Any]:
             values = {repr(e): getattr(arrivals[e], field) for e in prediction.steps}
@@ -106,13 +107,13 @@ class Forecast:
                 "error": plain_numbers(run.error),
                 "seconds": by_threshold("real_seconds") | {"horizon": run.seconds},
             }
-        each = self.step_time.seconds
+        step_seconds = self.step_time.seconds
         return {
             "steps": by_threshold("steps"),
             "horizon": prediction.horizon,
             "loss": plain_numbers(prediction.loss),
             "error": plain_numbers(prediction.error),
-            "hyperparameters": {**prediction.hyperparameters, **asked},
+            "hyperparameters": {**prediction.hyperparameters, **settings},
             "max_learning_rate": prediction.max_learning_rate,
             "stable": prediction.stable,
             "warnings": prediction.warnings,
@@ -120,12 +121,12 @@ class Forecast:
             "rule": prediction.rule,
             "metric": prediction.metric,
             "targets": [
-                {"metric": goal.metric, "value": goal.value, **arrivals[goal]._asdict()}
-                for goal in prediction.targets
+                {"metric": target.metric, "value": target.value, **arrivals[target]._asdict()}
+                for target in prediction.targets
             ],
             "dynamics": prediction.dynamics,
-            "seconds": by_threshold("seconds") | {"horizon": prediction.horizon * each},
-            "step_seconds": each,
+            "seconds": by_threshold("seconds") | {"horizon": prediction.horizon * step_seconds},
+            "step_seconds": step_seconds,
             "cost": dataclasses.asdict(prediction.cost),
             "task": self.task.description,
             "note": self.task.note,
@@ -157,26 +158,22 @@ def forecast(
         >>> result.prediction.loss.shape, result.run is None
         ((21,), True)
     """
-    if settings.total_samples is not None:
-        hint = "verify=True would train on the given samples; leave one of the two out"
-        check_used("total_samples", settings.total_samples, not verify, hint)
+    hint = "verify=True would train on the given samples; leave one of the two out"
+    check_used("total_samples", settings.total_samples, not verify, hint)
     task = build_task(settings)
     keys = jax.random.split(jax.random.key(settings.seed), 2)
-    batch_size, chosen = settings.batch_size, hyperparameters(settings)
+    batch_size, setting = settings.batch_size, hyperparameters(settings)
     total = settings.total_samples or len(task.y)
-    # A step is of a batch; of all samples, which may not fit into memory, it takes them all.
+    # The samples of a step: a batch, or all of them.
     rows = np.arange(min(total, batch_size or total)) % len(task.y)
-    step: dict[str, Any] = {
-        "loss": task.loss, "optimizer": chosen.optimizer(), "batch_size": batch_size
-    }  # fmt: skip
-    x, y = take(task.x, rows), task.y[rows]
+    step: dict[str, Any] = {"loss": task.loss, "batch_size": batch_size}
+    step["optimizer"] = setting.optimizer()
     options = settings.pick(
         "steps", "thresholds", "metric", "target_loss", "target_error", "relinearize", "sketch_dim",
         "budget", "total_samples",
     )  # fmt: skip
     options |= step
-    # Gradient descent at a constant rate is named by its numbers: nothing has to be probed then.
-    if chosen.schedule == "constant" and chosen.is_heavy_ball:
+    if setting.schedule == "constant" and setting.is_heavy_ball:
         options |= settings.pick("learning_rate", "momentum") | {"optimizer": None}
     prediction = predict_training_time(
         *task.model, task.x, task.y, **options, key=keys[0], mesh=mesh_of(settings.mesh),
@@ -184,7 +181,7 @@ def forecast(
     )  # fmt: skip
     if progress is not None:
         progress("timing a step", 0, 1)
-    step_time = time_step(*task.model, x, y, **step)
+    step_time = time_step(*task.model, take(task.x, rows), task.y[rows], **step)
     run = None
     if verify and prediction.stable:
         report = None if progress is None else lambda i, n: progress("real training", i, n)

@@ -113,8 +113,8 @@ def band(
 def save(figure: Figure, path: str | os.PathLike[str], *, dpi: int = 140) -> None:
     """Write a figure to a file on its own ground; the suffix says the format."""
     path = Path(path)
-    with replaced(path if path.suffix else path.with_suffix(".png")) as place:
-        figure.savefig(place, dpi=dpi, facecolor=figure.get_facecolor())
+    with replaced(path if path.suffix else path.with_suffix(".png")) as temporary:
+        figure.savefig(temporary, dpi=dpi, facecolor=figure.get_facecolor())
 
 
 def styled(function: Callable[..., Figure]) -> Callable[..., Figure]:
@@ -125,7 +125,7 @@ def styled(function: Callable[..., Figure]) -> Callable[..., Figure]:
         with mpl.rc_context(cast(Any, STYLE)):
             figure = function(*args, **options)
             for axes in figure.axes:
-                is_map = any(isinstance(one, QuadMesh) for one in axes.collections)
+                is_map = any(isinstance(mesh, QuadMesh) for mesh in axes.collections)
                 if is_map or axes.get_label() == "<colorbar>" or not axes.axison:
                     continue
                 tidy(axes)
@@ -162,9 +162,9 @@ def draw(result: Any) -> Figure:
     height = 4.6 if vectors else 1.4 + 0.5 * len(numbers)
     count = bool(numbers) + len(vectors)
     figure, axes = panels(count, title=type(result).__name__, height=height)
-    for place, (name, values) in zip(axes, vectors.items(), strict=False):
-        place.plot(values, "o-", ms=4)
-        place.set(xlabel="index", ylabel=name.replace("_", " "))
+    for panel, (name, values) in zip(axes, vectors.items(), strict=False):
+        panel.plot(values, "o-", ms=4)
+        panel.set(xlabel="index", ylabel=name.replace("_", " "))
     if numbers:
         names = [name.replace("_", " ") for name in numbers]
         bars = axes[-1].barh(names, list(numbers.values()), color=OTHER, height=0.5)
@@ -172,22 +172,20 @@ def draw(result: Any) -> Figure:
         axes[-1].margins(x=0.15)
         axes[-1].invert_yaxis()
         axes[-1].set_xlabel("value")
-        if min(numbers.values()) > 0 and max(numbers.values()) > 50 * min(numbers.values()):
+        if 0 < 50 * min(numbers.values()) < max(numbers.values()):
             axes[-1].set_xscale("log")
     return figure
 
 
 def figure_of(function: Callable[..., Figure]) -> Callable[..., Figure]:
     """Make a function of a result the figure of the result's type, in the style."""
-    found = styled(function)
-    draw.register(found)
-    return found
+    return draw.register(styled(function))
 
 
 def _numbers_and_vectors(result: Any) -> tuple[dict[str, float], dict[str, np.ndarray]]:
     """The finite numbers among a result's fields, and the first three vectors."""
     if dataclasses.is_dataclass(result):
-        fields = {one.name: getattr(result, one.name) for one in dataclasses.fields(result)}
+        fields = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
     elif hasattr(result, "_asdict"):
         fields = result._asdict()
     else:
@@ -198,8 +196,7 @@ def _numbers_and_vectors(result: Any) -> tuple[dict[str, float], dict[str, np.nd
     vectors: dict[str, np.ndarray] = {}
     for name, value in fields.items():
         value = getattr(value, "value", value)  # of a condition number
-        kinds = int | float | np.generic | np.ndarray | jax.Array
-        if isinstance(value, bool) or not isinstance(value, kinds):
+        if not isinstance(value, int | float | np.generic | np.ndarray | jax.Array):
             continue
         array = np.asarray(value)
         if not np.issubdtype(array.dtype, np.number) or not np.any(np.isfinite(array)):

@@ -6,22 +6,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from jaxttp.conditioning import (
-    ConditionNumber,
-    ConditionSweep,
-    RankSensitivity,
-)
+from jaxttp.conditioning import ConditionNumber, ConditionSweep, RankSensitivity
 from jaxttp.pipeline import Conditioning
-from jaxttp.plots._style import (
-    GREY,
-    OTHER,
-    PREDICTED,
-    REAL,
-    band,
-    figure_of,
-    panels,
-    positive,
-)
+from jaxttp.plots._style import GREY, OTHER, PREDICTED, REAL, band, figure_of, panels, positive
 
 LABELS = {
     "depth": "depth (weight matrices)",
@@ -41,8 +28,8 @@ def plot_spectrum(axes: Axes, result: ConditionNumber) -> None:
     values, rank = np.asarray(result.eigenvalues), int(result.rank or 0)
     axes.semilogy(np.arange(1, len(values) + 1), positive(values), color=PREDICTED, lw=1.8)
     if rank > 0:
-        words = f"smallest nonzero, rank {rank}"
-        axes.plot(rank, values[rank - 1], "*", color=REAL, ms=13, zorder=5, label=words)
+        label = f"smallest nonzero, rank {rank}"
+        axes.plot(rank, values[rank - 1], "*", color=REAL, ms=13, zorder=5, label=label)
     axes.axhline(float(result.tolerance), color=GREY, ls=":", label="n · eps · λmax")
     axes.set(xlabel="rank", ylabel="absolute eigenvalue")
 
@@ -51,9 +38,7 @@ def plot_rank_sensitivity(axes: Axes, result: RankSensitivity) -> None:
     """The condition number for every rank that one might have believed."""
     finite = np.isfinite(result.values)
     axes.semilogy(result.ranks[finite], result.values[finite], color=PREDICTED, lw=1.8)
-    place = np.flatnonzero(result.ranks == result.rank)
-    if len(place) and finite[place[0]]:
-        value = result.values[place[0]]
+    for value in result.values[finite & (result.ranks == result.rank)]:
         axes.plot(result.rank, value, "*", color=REAL, ms=13, zorder=5, label=f"κ = {value:.3g}")
     axes.set(xlabel="rank", ylabel="condition number")
 

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from jaxttp.dynamics import Diffusion, RelinearizedTrajectory
 from jaxttp.forecast import OnlineForecast, Prediction, StaleGradientForecast
 from jaxttp.gauss_newton import StepForecast
+from jaxttp.losses.rule import target_label
 from jaxttp.pipeline import FineTuning, Forecast, TaskSteps
 from jaxttp.pipeline.settings import hyperparameters
 from jaxttp.plots._style import (
@@ -46,6 +47,12 @@ def _mark_times(axes: Axes, curve: Any, steps: Any, color: str, *, filled: bool 
             axes.plot(step, curve[step], marker, mfc=color if filled else "white", **style)
 
 
+def _when_both(step: int, stable: bool, real: int | None, finite: bool = True) -> str:
+    """The time of a forecast and, where there is one, of the real run."""
+    after = "" if real is None else f", real {_when(real, finite).removeprefix('step ')}"
+    return f"{_when(step, stable)}{after}"
+
+
 def _mark_targets(
     axes: Axes, result: Any, *, metric: str = "loss", run: Any = None, scale: float = 1.0
 ) -> Rows:
@@ -63,17 +70,16 @@ def _mark_targets(
         if target.metric != metric:
             continue
         axes.axhline(scale * target.value, color=GREY, lw=1.2, ls=":", zorder=1)
-        words = target.words()
+        label, real = target.words(), None
         if scale != 1.0:
-            words = f"{words.rsplit(' ', 1)[0]} {scale * target.value:.4g} %"
-        words += f": {_when(step, result.stable)}"
-        known = getattr(run, target.curve_name, None)
-        if known is not None:
+            label = f"{label.rsplit(' ', 1)[0]} {scale * target.value:.4g} %"
+        real_curve = getattr(run, target.curve_name, None)
+        if run is not None and real_curve is not None:
             real = run.reach([target])[target]
-            words += f", real {_when(real, run.finite).removeprefix('step ')}"
-            star(known, real, REAL)
+            star(real_curve, real, REAL)
         color = PREDICTED if target.on == "train" else OTHER
-        rows.append((star(getattr(result, target.curve_name), step, color), words))
+        label += f": {_when_both(step, result.stable, real, run is None or run.finite)}"
+        rows.append((star(getattr(result, target.curve_name), step, color), label))
     return rows
 
 
@@ -81,25 +87,21 @@ def _mark_early_stopping(axes: Axes, prediction: Prediction) -> Rows:
     """A triangle where the test loss is lowest, if it rises again from there."""
     if prediction.test_loss is None or not prediction.stable:
         return []
-    found = prediction.early_stopping()
-    if not found.overfits:
+    lowest = prediction.early_stopping()
+    if not lowest.overfits:
         return []
-    handle = axes.plot(found.step, found.value, "^", color=OTHER, mfc="white", ms=9, zorder=5)[0]
-    return [(handle, f"lowest test loss: step {found.step}")]
+    handle = axes.plot(lowest.step, lowest.value, "^", color=OTHER, mfc="white", ms=9, zorder=5)[0]
+    return [(handle, f"lowest test loss: step {lowest.step}")]
 
 
 def _legend(axes: Axes, rows: Rows) -> None:
-    """The legend of what has a label, and these rows; lines of targets lie behind it."""
+    """The legend of labeled curves and these rows; lines of targets lie behind it."""
     handles, labels = axes.get_legend_handles_labels()
-    if handles or rows:
-        axes.legend(
-            [*handles, *(handle for handle, _ in rows)],
-            [*labels, *(text for _, text in rows)],
-            frameon=True,
-            framealpha=0.7,
-            fontsize="small",
-            edgecolor="none",
-        )
+    handles += [handle for handle, _ in rows]
+    labels += [label for _, label in rows]
+    if handles:
+        style: dict[str, Any] = {"frameon": True, "framealpha": 0.7, "edgecolor": "none"}
+        axes.legend(handles, labels, fontsize="small", **style)
 
 
 # --- one panel ------------------------------------------------------------------------------------
@@ -112,8 +114,8 @@ def _forecast_and_run(axes: Axes, ahead: Any, run: Any, scale: float = 1.0) -> N
 
 
 def _name_loss(axes: Axes, name: str) -> None:
-    words = f" ({name.replace('_', '-')})" if name else ""
-    axes.set(xlabel="training step", ylabel=f"training loss{words}")
+    kind = f" ({name.replace('_', '-')})" if name else ""
+    axes.set(xlabel="training step", ylabel=f"training loss{kind}")
     axes.set_ylim(bottom=0)
 
 
@@ -122,17 +124,18 @@ def _loss(axes: Axes, prediction: Prediction, run: TrainingRun | None, name: str
     loss, steps = np.asarray(prediction.loss), np.arange(prediction.horizon + 1)
     _forecast_and_run(axes, loss, None if run is None else run.loss)
     last = prediction.horizon if prediction.doubted_from is None else prediction.doubted_from
-    sure = slice(last + 1)
+    bounded = slice(last + 1)
     if prediction.loss_band is not None:
         sources = ["mini-batches"] if prediction.dynamics == "sde" else []
         if prediction.hyperparameters.get("sketch_dim") is not None:
             sources.append("projections")
-        words = f"band over {' and '.join(sources)}" if sources else "band"
-        low, high = np.asarray(prediction.loss_band)
-        band(axes, steps[sure], low[sure], high[sure], words)
+        label = f"band over {' and '.join(sources)}" if sources else "band"
+        low, high = np.asarray(prediction.loss_band)[:, bounded]
+        band(axes, steps[bounded], low, high, label)
     elif prediction.loss_uncertainty is not None:
-        off = np.asarray(prediction.loss_uncertainty)
-        band(axes, steps[sure], (loss - off)[sure], (loss + off)[sure], "estimated error")
+        error = np.asarray(prediction.loss_uncertainty)
+        low, high = (loss - error)[bounded], (loss + error)[bounded]
+        band(axes, steps[bounded], low, high, "estimated error")
     if prediction.test_loss is not None:
         axes.plot(steps, np.asarray(prediction.test_loss), color=OTHER, ls="-.", label="test")
     axes.set_xlim(0, 1.02 * prediction.horizon)
@@ -145,14 +148,11 @@ def _loss(axes: Axes, prediction: Prediction, run: TrainingRun | None, name: str
         if run is not None:
             _mark_times(axes, np.asarray(run.loss), real, REAL, filled=True)
     rows = _mark_targets(axes, prediction, run=run) + _mark_early_stopping(axes, prediction)
+    finite = run is None or run.finite
     for marker, (threshold, step) in zip(cycle(MARKERS), prediction.steps.items(), strict=False):
-        text = f"{prediction.rule}, {prediction.metric} {threshold:g}"
-        if prediction.rule == "relative":
-            text = f"within {100 * threshold:g} % of the loss decrease"
-        text += f": {_when(step, prediction.stable)}"
-        if run is not None:
-            text += f", real {_when(real[threshold], run.finite).removeprefix('step ')}"
-        rows.append((axes.plot([], [], marker, color=GREY, mfc="none", ms=8)[0], text))
+        label = target_label(threshold, prediction.rule, prediction.metric)
+        label += f": {_when_both(step, prediction.stable, real.get(threshold), finite)}"
+        rows.append((axes.plot([], [], marker, color=GREY, mfc="none", ms=8)[0], label))
     _legend(axes, rows)
 
 
@@ -211,10 +211,10 @@ def plot_curves(result: TrainingRun | StepForecast) -> Figure:
     label, axis, color = _CURVES[type(result)]
     figure, axes = panels(2)
     ts = getattr(result, "ts", np.arange(len(result.loss)))
-    for place, curve in zip(axes, (result.loss, result.error), strict=True):
-        place.plot(ts, np.asarray(curve), color=color, label=label)
-        place.set(xlabel=axis, ylabel="training loss" if place is axes[0] else "error")
-        place.set_ylim(bottom=0)
+    for panel, curve in zip(axes, (result.loss, result.error), strict=True):
+        panel.plot(ts, np.asarray(curve), color=color, label=label)
+        panel.set(xlabel=axis, ylabel="training loss" if panel is axes[0] else "error")
+        panel.set_ylim(bottom=0)
     return figure
 
 
@@ -223,13 +223,13 @@ def plot_diffusion(result: Diffusion) -> Figure:
     """Loss and error under mini-batch noise: the median over paths, and the band of 80 %."""
     figure, axes = panels(2, title=f"noise {result.noise}, batches by {result.protocol}")
     curves = {"training loss": result.loss, "error": result.error}
-    for place, (name, curve) in zip(axes, curves.items(), strict=True):
+    for panel, (name, curve) in zip(axes, curves.items(), strict=True):
         paths = np.atleast_2d(np.asarray(curve))
         low, middle, high = np.quantile(paths, (0.1, 0.5, 0.9), axis=0)
-        place.plot(result.ts, middle, color=PREDICTED, label="median")
-        band(place, result.ts, low, high, f"80 % of {len(paths)} paths")
-        place.set(xlabel="training step", ylabel=name)
-        place.set_ylim(bottom=0)
+        panel.plot(result.ts, middle, color=PREDICTED, label="median")
+        band(panel, result.ts, low, high, f"80 % of {len(paths)} paths")
+        panel.set(xlabel="training step", ylabel=name)
+        panel.set_ylim(bottom=0)
     return figure
 
 
@@ -237,11 +237,11 @@ def plot_diffusion(result: Diffusion) -> Figure:
 def plot_relinearized(result: RelinearizedTrajectory) -> Figure:
     """The loss with its estimated error, and where kernels were built."""
     figure, (axes,) = panels()
-    ts, loss, off = (np.asarray(v) for v in (result.ts, result.loss, result.loss_uncertainty))
+    ts, loss, error = (np.asarray(v) for v in (result.ts, result.loss, result.loss_uncertainty))
     axes.plot(ts, loss, color=PREDICTED, label="forecast")
-    band(axes, ts, loss - off, loss + off, "estimated error")
-    for place, end in enumerate(result.ends):
-        axes.axvline(end, color=GREY, lw=1, ls=":", label="segment ends" if place == 0 else None)
+    band(axes, ts, loss - error, loss + error, "estimated error")
+    for i, end in enumerate(result.ends):
+        axes.axvline(end, color=GREY, lw=1, ls=":", label="segment ends" if i == 0 else None)
     _name_loss(axes, "")
     return figure
 
@@ -271,12 +271,12 @@ def plot_stale_gradients(result: StaleGradientForecast) -> Figure:
     return figure
 
 
-def _stale_gradients(axes: Axes, found: StaleGradientForecast, *, bounded: bool) -> None:
-    """The loss at every step, and how far it may be off where that is known."""
+def _stale_gradients(axes: Axes, forecast: StaleGradientForecast, *, bounded: bool) -> None:
+    """The loss at every step, and its uncertainty where it has an estimate."""
+    loss, error = forecast.loss, forecast.uncertainty
     if bounded:
-        low, high = found.loss - found.uncertainty, found.loss + found.uncertainty
-        band(axes, np.arange(len(low)), low, high, "estimated error")
-    axes.plot(found.loss, color=PREDICTED, ls="--", label="forecast")
+        band(axes, np.arange(len(loss)), loss - error, loss + error, "estimated error")
+    axes.plot(loss, color=PREDICTED, ls="--", label="forecast")
 
 
 @figure_of
@@ -284,15 +284,17 @@ def plot_fine_tuning(result: FineTuning) -> Figure:
     """The loss of held-out text by tokens seen and steps, predicted and real, with its goals."""
     title = f"{result.task.description}\n{hyperparameters(result.settings)}"
     figure, (axes,) = panels(title=title, height=5.6)
-    found, run, each = result.found, result.run, result.tokens_a_step
+    loss, run, tokens = result.found.loss, result.run, result.tokens_a_step
     if run is not None:
         axes.plot(run.at, run.loss[run.at], color=REAL, label="real training")
-    _stale_gradients(axes, found, bounded=result.is_bounded)
-    goals = {f"{one.words}: step {one.step}": one.step for one in result.goals if one.step >= 0}
-    for marker, (words, step) in zip(cycle(MARKERS), goals.items(), strict=False):
-        axes.plot(step, found.loss[step], marker, color=PREDICTED, mfc="white", ms=9, label=words)
+    _stale_gradients(axes, result.found, bounded=result.is_bounded)
+    reached = [goal for goal in result.goals if goal.step >= 0]
+    for marker, goal in zip(cycle(MARKERS), reached, strict=False):
+        style: dict[str, Any] = {"color": PREDICTED, "mfc": "white", "ms": 9}
+        label = f"{goal.words}: step {goal.step}"
+        axes.plot(goal.step, loss[goal.step], marker, label=label, **style)
     axes.set(xlabel="training step", ylabel="loss of held-out text, nats a token")
-    above = axes.secondary_xaxis("top", functions=(lambda t: t * each, lambda n: n / each))
+    above = axes.secondary_xaxis("top", functions=(lambda t: t * tokens, lambda n: n / tokens))
     above.set_xlabel("tokens seen")
     return figure
 

@@ -36,18 +36,13 @@ p { margin: 6px 0; overflow-wrap: anywhere; }
 .card, figure, .table { background: #ffffff; border: 1px solid #d9dce1;
   border-radius: 10px; padding: 14px; }
 .card b { display: block; font-size: 1.5rem; line-height: 1.2; color: #0072b2; }
-.table, figure { margin: 16px 0; }
-figure { min-width: 0; overflow-x: auto; }
+.table, figure { margin: 16px 0; overflow-x: auto; }
 figure img { display: block; width: 100%; min-width: 720px; }
 figcaption { font-size: 0.9rem; color: #5a616b; margin-top: 8px; }
-.table { overflow-x: auto; padding: 4px 14px; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { text-align: right; padding: 7px 8px; border-bottom: 1px solid #d9dce1; }
-th { font-weight: 600; vertical-align: bottom; }
-td + td { white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; padding-left: 0; }
-tbody tr:last-child td { border-bottom: 0; }
-pre { margin: 0; padding: 10px 0; overflow-x: auto; font-size: 0.85rem; }
+pre { overflow-x: auto; font-size: 0.85rem; }
 """
 
 # --- parts of a page, their text escaped ----------------------------------------------------------
@@ -66,7 +61,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 
 def _cards(values: Mapping[str, str]) -> str:
-    """Numbers to be seen first, each with what it is."""
+    """The main numbers, each with its name."""
     inner = "".join(
         f'<div class="card"><b>{html.escape(value)}</b>{html.escape(name)}</div>'
         for name, value in values.items()
@@ -75,19 +70,18 @@ def _cards(values: Mapping[str, str]) -> str:
 
 
 def _image(figure: Figure, caption: str) -> str:
-    """A figure inside the page, with a caption for readers who do not see it, too."""
+    """A figure inside the page, with its caption as alternative text."""
     file = io.BytesIO()
     with mpl.rc_context({"svg.hashsalt": "jaxttp"}):  # the same page from the same results
         figure.savefig(file, format="svg", metadata={"Date": None})
     data = base64.b64encode(file.getvalue()).decode()
-    words = html.escape(caption)
-    image = f'<img alt="{words}" src="data:image/svg+xml;base64,{data}">'
-    return f"<figure>{image}<figcaption>{words}</figcaption></figure>"
+    text = html.escape(caption)
+    image = f'<img alt="{text}" src="data:image/svg+xml;base64,{data}">'
+    return f"<figure>{image}<figcaption>{text}</figcaption></figure>"
 
 
 def _page(title: str, parts: Sequence[str]) -> str:
     """A whole HTML page; nothing in it is fetched from elsewhere."""
-    body = "\n".join(parts)
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -98,7 +92,7 @@ def _page(title: str, parts: Sequence[str]) -> str:
 </head>
 <body>
 <main>
-{body}
+{"".join(parts)}
 </main>
 </body>
 </html>
@@ -123,35 +117,36 @@ def report_html(result: TaskReport) -> str:
     Returns:
         HTML that needs no network.
     """
-    found, grid, spectrum = result.forecast, result.sweep, result.spectrum
-    prediction = found.prediction
-    filled = "" if found.run is None else " Filled marks are real."
+    forecast, grid, spectrum = result.forecast, result.sweep, result.spectrum
+    prediction = forecast.prediction
+    filled = "" if forecast.run is None else " Filled marks are real."
     curves = f"Loss and error by step; the marks are the times of the table.{filled}"
     choice = (
-        f"Left: steps to {grid.goal}; hatched settings diverge or do not get there, the line is "
-        "the largest stable rate, the star the fewest steps. Right: loss at the end against what "
-        "it takes to get there; no other setting beats the joined ones in both."
+        f"Left: steps to {grid.goal}; hatched settings diverge or do not get there. Line: largest "
+        "stable rate. Star: fewest steps. Right: final loss by cost, with the Pareto front."
     )
     slow = (
-        "Left: eigenvalues of the kernel before training; what lies along small ones is learned "
-        "slowly. Right: what the leading eigenvectors hold of residual and labels."
+        "Left: eigenvalues of the kernel before training; modes of small ones are learned slowly. "
+        "Right: fractions of residual and labels along the leading eigenvectors."
     )
     made = (
-        f"Made on {datetime.date.today().isoformat()}. The forecast cost {prediction.cost}. "
-        "It linearizes the network at its present weights: far from them, with batch norm in "
-        "training mode or augmented data, it errs."
+        f"Made on {datetime.date.today().isoformat()}. The forecast cost {prediction.cost}. It is "
+        "less accurate with batch norm in training mode or augmented data."
     )
     parts = [
         _heading("How long will it train?", 1),
-        _paragraph(found.task.description),
-        _paragraph(f"{hyperparameters(found.settings)}, {prediction.horizon} steps", soft=True),
+        _paragraph(forecast.task.description),
+        _paragraph(f"{hyperparameters(forecast.settings)}, {prediction.horizon} steps", soft=True),
         _cards(_first_numbers(result)),
         _heading("Forecast"),
         _table(*_times(result)),
         "" if prediction.warnings is None else _paragraph(f"Warning: {prediction.warnings}."),
-        _image(found.plot(), curves),
+        _image(forecast.plot(), curves),
         _heading("Which learning rate?"),
-        _paragraph(_advice(result)),
+        _paragraph(
+            f"{grid.sweep.advice} ({grid.sweep.depth}). Without momentum, rates up to "
+            f"{grid.max_learning_rate:.3g} are stable."
+        ),
         _image(grid.plot(), choice),
         _table(*_best_settings(result)),
         _heading("What is slow?"),
@@ -169,7 +164,7 @@ def report_html(result: TaskReport) -> str:
         _table(("", "version"), result.versions.items()),
         _paragraph(made, soft=True),
     ]
-    return _page(f"jaxttp: {found.task.description}", parts)
+    return _page(f"jaxttp: {forecast.task.description}", parts)
 
 
 def save_report(result: TaskReport, path: str | os.PathLike[str]) -> Path:
@@ -182,10 +177,9 @@ def save_report(result: TaskReport, path: str | os.PathLike[str]) -> Path:
     Returns:
         The path.
     """
-    path = Path(path)
-    text = report_html(result)
-    with replaced(path) as place:
-        place.write_text(text, encoding="utf-8")
+    path, text = Path(path), report_html(result)
+    with replaced(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
     return path
 
 
@@ -194,46 +188,39 @@ def _first_numbers(result: TaskReport) -> dict[str, str]:
     prediction, arrivals = result.forecast.prediction, result.forecast.arrivals
     thresholds = tuple(prediction.steps)
     main = arrivals[next(iter(prediction.targets), thresholds[len(thresholds) // 2])]
+    numbers = {}
     if main.seconds is not None:
-        numbers = {
-            f"steps to {main.words}": _when(main, prediction.horizon),
-            "until there, on this device": readable_time(main.seconds),
-        }
+        numbers[f"steps to {main.words}"] = _when(main, prediction.horizon)
+        numbers["until there, on this device"] = readable_time(main.seconds)
     else:
         never = "does not get there" if prediction.stable else "diverges"
-        numbers = {"at this learning rate": never}
+        numbers["at this learning rate"] = never
     numbers["predicted loss at the end"] = f"{float(prediction.loss[-1]):.3g}"
     numbers["largest stable learning rate"] = f"{prediction.max_learning_rate:.3g}"
     return numbers
 
 
-def _when(one: Arrival, horizon: int) -> str:
-    return step_words(one.steps, one.unsure, horizon)
+def _when(arrival: Arrival, horizon: int) -> str:
+    return step_words(arrival.steps, arrival.unsure, horizon)
 
 
 def _times(result: TaskReport) -> tuple[list[str], list[list[Any]]]:
-    found, run = result.forecast, result.forecast.run
+    prediction, run = result.forecast.prediction, result.forecast.run
     head = ["goal", "steps", "time"] + ([] if run is None else ["real steps", "real time"])
 
-    def cells(words: Any, seconds: float | None, stable: bool) -> list[Any]:
+    def cells(steps: Any, seconds: float | None, stable: bool) -> list[Any]:
         if seconds is None:
             return ["not reached" if stable else "diverges", None]
-        return [words, readable_time(seconds)]
+        return [steps, readable_time(seconds)]
 
     rows = []
-    for one in found.arrivals.values():
-        when = _when(one, found.prediction.horizon)
-        row = [one.words, *cells(when, one.seconds, found.prediction.stable)]
+    for arrival in result.forecast.arrivals.values():
+        when = _when(arrival, prediction.horizon)
+        row = [arrival.words, *cells(when, arrival.seconds, prediction.stable)]
         if run is not None:
-            row += cells(one.real_steps, one.real_seconds, run.finite)
+            row += cells(arrival.real_steps, arrival.real_seconds, run.finite)
         rows.append(row)
     return head, rows
-
-
-def _advice(result: TaskReport) -> str:
-    grid = result.sweep
-    limit = f"Without momentum, rates up to {grid.max_learning_rate:.3g} are stable."
-    return f"{grid.sweep.advice} ({grid.sweep.depth}). {limit}"
 
 
 def _best_settings(result: TaskReport) -> tuple[list[str], list[list[Any]]]:
@@ -273,9 +260,8 @@ def results_html(results: Mapping[str, Any], *, title: str = "jaxttp") -> str:
         raise ValueError("results must hold at least one result.")
     parts = [_heading(title, 1)]
     for name, result in results.items():
-        drawn = _image(draw(result), f"{name}: {type(result).__name__}")
-        table = f'<div class="table">{result._repr_html_()}</div>'
-        parts += [_heading(name), table, drawn]
+        figure = _image(draw(result), f"{name}: {type(result).__name__}")
+        parts += [_heading(name), f'<div class="table">{result._repr_html_()}</div>', figure]
     made_with = versions() | {"matplotlib": mpl.__version__}
     parts += [_heading("Made with"), _table(("", "version"), made_with.items())]
     return _page(title, parts)

@@ -56,15 +56,15 @@ def plot_heat_map(axes: Axes, sweep: Sweep, threshold: float | Target) -> None:
         sweep: the forecasts.
         threshold: one of its thresholds or targets.
     """
-    rates = sorted({float(one.learning_rate) for one in sweep.settings})
-    kinds = [dataclasses.replace(one, learning_rate=1.0) for one in sweep.settings]
+    rates = sorted({float(setting.learning_rate) for setting in sweep.settings})
+    kinds = [dataclasses.replace(setting, learning_rate=1.0) for setting in sweep.settings]
     firsts = [i for i, kind in enumerate(kinds) if kind not in kinds[:i]]  # of every row
     at = [next(row for row, i in enumerate(firsts) if kinds[i] == kind) for kind in kinds]
-    columns = [rates.index(float(one.learning_rate)) for one in sweep.settings]
+    columns = [rates.index(float(setting.learning_rate)) for setting in sweep.settings]
     table, times = np.full((len(firsts), len(rates)), np.nan), sweep.times(threshold)
-    for i, place in enumerate(zip(at, columns, strict=True)):
+    for i, cell in enumerate(zip(at, columns, strict=True)):
         if sweep.stable[i] and times[i] >= 0:
-            table[place] = times[i]
+            table[cell] = times[i]
     edges, rows = _edges(rates), np.arange(len(firsts) + 1)
     axes.patch.set(hatch="///", facecolor="0.93", edgecolor="0.8")
     masked = np.ma.masked_invalid(table)
@@ -123,9 +123,8 @@ def plot_pareto(axes: Axes, sweep: Sweep, threshold: float | Target) -> None:
 
 
 def _row_name(name: str) -> str:
-    """What is not the learning rate."""
-    words = [word for word in name.split(", ") if not word.startswith("rate ")]
-    return ", ".join(words) or "plain"
+    """A setting's name without the learning rate."""
+    return ", ".join(part for part in name.split(", ") if not part.startswith("rate ")) or "plain"
 
 
 def _edges(rates: list[float]) -> np.ndarray:
@@ -137,49 +136,47 @@ def _edges(rates: list[float]) -> np.ndarray:
 
 
 @figure_of
-def plot_comparison(found: Comparison, *, title: str = "") -> Figure:
+def plot_comparison(result: Comparison, *, title: str = "") -> Figure:
     """Loss curves of the starting points, with the goals, and what their kernels say.
 
     Targets are lines, with a star where a starting point gets below; those of the error have a
     panel of their own.
     """
-    by_error = any(target.metric == "error" for target in found.sweep.targets)
+    by_error = any(target.metric == "error" for target in result.sweep.targets)
     widths = (3, 3, 2) if by_error else (3, 2)
     figure, (left, *middle, right) = panels(len(widths), title=title, width_ratios=widths)
-    _curves_to_targets(left, found, found.sweep.loss, "loss")
+    _curves_to_targets(left, result, result.sweep.loss, "loss")
     left.set_yscale("log")
-    if (found.sweep.rule.kind, found.sweep.rule.metric) == ("absolute", "loss"):
-        for goal in found.sweep.thresholds:
+    if (result.sweep.rule.kind, result.sweep.rule.metric) == ("absolute", "loss"):
+        for goal in result.sweep.thresholds:
             left.axhline(goal, color=GREY, lw=1, ls=":")
     for axes in middle:
-        _curves_to_targets(axes, found, found.sweep.error, "error")
+        _curves_to_targets(axes, result, result.sweep.error, "error")
         axes.set_ylim(bottom=0)
-    places = np.arange(len(found.names))
-    speeds = [why.speed for why in found.explanations]
-    alignment = [why.alignment for why in found.explanations]
-    right.barh(places - 0.19, speeds, 0.36, color=PREDICTED, label="speed")
-    right.barh(
-        places + 0.19, alignment, 0.36, color=OTHER, label="labels along leading eigenvectors"
-    )
-    right.set_yticks(places, found.names)
+    y = np.arange(len(result.names))
+    speeds = [why.speed for why in result.explanations]
+    alignment = [why.alignment for why in result.explanations]
+    right.barh(y - 0.19, speeds, 0.36, color=PREDICTED, label="speed")
+    right.barh(y + 0.19, alignment, 0.36, color=OTHER, label="labels along leading eigenvectors")
+    right.set_yticks(y, result.names)
     right.invert_yaxis()
     right.set(xlim=(0, 1), xlabel="fraction")
     right.legend(**BELOW)
     return figure
 
 
-def _curves_to_targets(axes: Axes, found: Comparison, curves: Any, metric: str) -> None:
+def _curves_to_targets(axes: Axes, result: Comparison, curves: Any, metric: str) -> None:
     """The curves of all starting points, with lines and stars for the targets of this metric."""
-    for i, (name, one) in enumerate(zip(found.names, found.sweep.settings, strict=True)):
-        label = f"{name} (rate {one.learning_rate:.3g})"
+    for i, (name, setting) in enumerate(zip(result.names, result.sweep.settings, strict=True)):
+        label = f"{name} (rate {setting.learning_rate:.3g})"
         axes.plot(curves[i], color=CYCLE[i % len(CYCLE)], lw=2, label=label)
     axes.set(xlabel="training step", ylabel=f"predicted training {metric}")
-    for target, steps in zip(found.sweep.targets, found.sweep.target_steps.T, strict=True):
+    for target, steps in zip(result.sweep.targets, result.sweep.target_steps.T, strict=True):
         if target.metric != metric:
             continue
         axes.axhline(target.value, color=GREY, lw=1.2, ls=":", zorder=1)
-        where = (1, target.value), ("axes fraction", "data")
-        axes.annotate(target.words(), where[0], xycoords=where[1], ha="right", va="bottom")
+        at: dict[str, Any] = {"xy": (1, target.value), "xycoords": ("axes fraction", "data")}
+        axes.annotate(target.words(), ha="right", va="bottom", **at)
         for i, step in enumerate(steps):
             if step >= 0:
                 style: dict[str, Any] = {"color": CYCLE[i % len(CYCLE)], "zorder": 6}
@@ -187,24 +184,24 @@ def _curves_to_targets(axes: Axes, found: Comparison, curves: Any, metric: str) 
 
 
 @figure_of
-def plot_race(found: Race, *, title: str = "") -> Figure:
+def plot_race(result: Race, *, title: str = "") -> Figure:
     """Losses of all that started, as far as they were trained; the first three in colour."""
     figure, (axes,) = panels(1, title=title)
-    first = found.ranking()[:3]
-    for i in sorted(range(len(found.losses)), key=lambda i: i in first):  # these above the others
+    first = result.ranking()[:3]
+    for i in sorted(range(len(result.losses)), key=lambda i: i in first):  # these above the others
         style: dict[str, Any] = {"color": GREY, "lw": 0.8}
         if i in first:
-            style = {"color": CYCLE[first.index(i)], "label": found.named(i)}
-        curve = np.where(np.isfinite(found.losses[i]), found.losses[i], np.nan)
-        axes.plot(found.at[i], curve, "o-", markevery=[len(curve) - 1], ms=4, **style)
+            style = {"color": CYCLE[first.index(i)], "label": result.named(i)}
+        curve = np.where(np.isfinite(result.losses[i]), result.losses[i], np.nan)
+        axes.plot(result.at[i], curve, "o-", markevery=[len(curve) - 1], ms=4, **style)
     axes.set(xlabel="training step", ylabel="loss on all training samples", yscale="log")
-    goal = [] if found.goal is None else [found.goal.value]
-    if found.goal is not None:
-        axes.axhline(found.goal.value, color=REAL, lw=1.2, ls=":", label=found.goal.words())
-    starts = [curve[0] for curve in found.losses if np.isfinite(curve[0])]
-    reached = [value for curve in found.losses for value in curve if value > 0]
-    if starts:  # what diverges leaves the view
-        axes.set_ylim(bottom=0.7 * min([*reached, *goal]), top=2 * max(starts))
-    if first or goal:
+    positive = [value for curve in result.losses for value in curve if value > 0]
+    if result.goal is not None:
+        positive.append(result.goal.value)
+        axes.axhline(result.goal.value, color=REAL, lw=1.2, ls=":", label=result.goal.words())
+    starts = [curve[0] for curve in result.losses if np.isfinite(curve[0])]
+    if starts:  # diverging curves leave the view
+        axes.set_ylim(bottom=0.7 * min(positive), top=2 * max(starts))
+    if first or result.goal is not None:
         axes.legend(**BELOW)
     return figure

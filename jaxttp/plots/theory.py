@@ -31,24 +31,17 @@ def plot_law(axes: Axes, law: PowerLaw) -> None:
     axes.set(xlabel="rank", ylabel="eigenvalue")
 
 
-def plot_fractions(axes: Axes, result: TaskSpectrum) -> None:
-    """How much of residual and labels the leading eigenvectors hold."""
-    ranks = np.arange(1, len(result.values) + 1)
-    for fractions, color, style, label in (
-        (result.residual, PREDICTED, "-", "residual"),
-        (result.labels, OTHER, "--", "centered labels"),
-    ):
-        axes.semilogx(ranks, 100 * np.cumsum(fractions), style, color=color, label=label)
-    axes.set(xlabel="leading eigenvectors", ylabel="fraction (%)", ylim=(0, 103))
-
-
 @figure_of
 def plot_task_spectrum(result: TaskSpectrum) -> Figure:
     """Eigenvalues with their power law; cumulative fractions of residual and labels."""
     figure, (left, right) = panels(2, title=result.task.description, height=4.2)
     plot_eigenvalues(left, result.values, result.rank)
     plot_law(left, result.law)
-    plot_fractions(right, result)
+    ranks, residual = np.arange(1, len(result.values) + 1), 100 * np.cumsum(result.residual)
+    right.semilogx(ranks, residual, color=PREDICTED, label="residual")
+    labels = 100 * np.cumsum(result.labels)
+    right.semilogx(ranks, labels, "--", color=OTHER, label="centered labels")
+    right.set(xlabel="leading eigenvectors", ylabel="fraction (%)", ylim=(0, 103))
     return figure
 
 
@@ -93,8 +86,8 @@ def plot_density(result: SpectralDensity, *, width: float = 0.3) -> Figure:
         x, ends = sign * np.exp(grid), (density - error, density + error)
         axes.plot(x, density, color=color, label=f"{name} eigenvalues")
         if len(nodes) > 1:
-            words = f"± standard error ({len(nodes)} probes)"
-            axes.fill_between(x, *ends, alpha=0.3, color=color, lw=0, label=words)
+            label = f"± standard error ({len(nodes)} probes)"
+            axes.fill_between(x, *ends, alpha=0.3, color=color, lw=0, label=label)
     zeros, spread = map(float, result.zeros())
     if zeros >= 0.5:
         axes.plot([], [], "o", color=OTHER, label=f"rounded to 0: {with_error(zeros, spread)}")
@@ -149,14 +142,12 @@ def plot_trajectory(result: Trajectory | WeightSpaceTrajectory, *, sample: int =
     for c, color in zip(range(path.shape[1]), CYCLE, strict=False):
         left.plot(result.ts, path[:, c], color=color, label=f"output {c}")
     left.set(xlabel="time (steps)", ylabel=f"outputs of sample {sample}")
-    for outputs, color, name in (
-        (result.train, PREDICTED, "training samples"),
-        (result.test, OTHER, "test samples"),
-    ):
+    samples = {"training samples": (result.train, PREDICTED), "test samples": (result.test, OTHER)}
+    for label, (outputs, color) in samples.items():
         if outputs is not None:
             paths = np.asarray(outputs, float)
-            far = np.sqrt(np.mean((paths - paths[:1]) ** 2, axis=(1, 2)))
-            middle.plot(result.ts, far, color=color, label=name)
+            moved = np.sqrt(np.mean((paths - paths[:1]) ** 2, axis=(1, 2)))
+            middle.plot(result.ts, moved, color=color, label=label)
     middle.set(xlabel="time (steps)", ylabel="outputs moved (root mean square)")
     middle.set_ylim(bottom=0)
     if in_weights:
@@ -171,11 +162,10 @@ def plot_two_factor(result: TwoFactorTrajectory) -> Figure:
     """Singular values of both factors over time."""
     figure, axes = panels(2, sharey=True)
     factors = {"features f": result.f, "unembedding W": result.w}
-    for place, (name, factor) in zip(axes, factors.items(), strict=True):
+    for panel, (name, factor) in zip(axes, factors.items(), strict=True):
         values = np.linalg.svd(np.asarray(factor, float), compute_uv=False)
         for k, column in enumerate(values.T):
-            named = k < len(CYCLE)
-            color, label = (CYCLE[k], f"σ{k + 1}") if named else (GREY, None)
-            place.plot(result.ts, column, lw=1.6, color=color, label=label)
-        place.set(xlabel="time (steps)", ylabel=f"singular values of the {name}")
+            color, label = (CYCLE[k], f"σ{k + 1}") if k < len(CYCLE) else (GREY, None)
+            panel.plot(result.ts, column, lw=1.6, color=color, label=label)
+        panel.set(xlabel="time (steps)", ylabel=f"singular values of the {name}")
     return figure

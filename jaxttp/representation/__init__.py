@@ -1,4 +1,4 @@
-"""What features look like, and how they and the kernel change."""
+"""The geometry of features, and changes of features and the kernel."""
 
 from jaxttp.representation.geometry import Geometry as Geometry
 from jaxttp.representation.geometry import alpha_req as alpha_req

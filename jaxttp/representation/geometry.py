@@ -1,22 +1,19 @@
-"""How many directions features use, and how their variance falls from one to the next.
+"""The number of directions of features, and how their variance decays over the directions.
 
 All measures are functions of the singular values sigma_1 >= sigma_2 >= ... of the features
 Z (N, h), or of the eigenvalues lambda_i = sigma_i^2 / N of their second moments (of their
-covariance, when centred). So none changes when the features are rotated, reflected, scaled as a
-whole, or when the samples change places; centred ones do not change with a shift either. All are
-computed in float64.
+covariance, when centered). They are invariant to rotations, reflections, scaling and the order of
+the samples; centered ones are invariant to shifts, too. All are computed in float64.
 """
 
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax.numpy as jnp
-import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from jaxttp._core.arrays import as_double, double
-from jaxttp._core.checks import check_choice, is_concrete
+from jaxttp._core.checks import check_choice, refuse
 from jaxttp._core.results import RESULT, describe
 from jaxttp._core.xla_cpu.threads import decompose
 from jaxttp.ntk.spectrum import PowerLaw, fit_power_law
@@ -56,7 +53,7 @@ def rankme(
     normalization: str = "singular_values",
     center: bool = False,
 ) -> Float[Array, ""]:
-    """The effective rank, exp of the entropy of the normalised spectrum; between 1 and min(N, h).
+    """The effective rank, exp of the entropy of the normalized spectrum; between 1 and min(N, h).
 
         exp(-sum_i p_i log p_i)
 
@@ -71,7 +68,7 @@ def rankme(
         A scalar.
 
     Raises:
-        ValueError: features that are empty, constant or not finite, an unknown normalisation.
+        ValueError: features that are empty, constant or not finite, an unknown normalization.
 
     Example:
         >>> import numpy as np
@@ -168,15 +165,15 @@ def _power_law(sigma: Array, count: int, window: tuple[int, int] | None) -> Powe
     if window is None and size < 2:
         raise ValueError(f"features have {size} direction(s); a slope needs at least two.")
     first, last = window if window is not None else (max(1, size // 10), max(2, size // 2))
-    if 1 <= first < last <= size:  # fit_power_law says what is wrong with other windows
+    if 1 <= first < last <= size:  # fit_power_law raises for other windows
         beyond = values[last - 1] <= size * 2.0**-52 * values[0]
-        values = refuse("features", values, beyond, f"have a rank below {last}, where the window "
-                        "ends; give a window that ends earlier.")  # fmt: skip
+        text = f"features have a rank below {last}, where the window ends; give a window that ends "
+        values = refuse(values, beyond, text + "earlier.")
     return fit_power_law(values, window=(first, last))
 
 
 class Geometry(NamedTuple):
-    """All measures of one set of features; centred or not as asked for, the same for all.
+    """All measures of one set of features, with or without centering.
 
     Attributes:
         singular_values: largest first.
@@ -253,16 +250,7 @@ def feature_rows(name: str, value: Any) -> Array:
     rows = rows.reshape(rows.shape[0], -1)
     constant = jnp.max(jnp.abs(rows - rows[:1])) <= 16 * 2.0**-52 * jnp.max(jnp.abs(rows))
     text = (
-        "must differ between samples, but all are the same: nothing can be said of their "
+        f"{name} must differ between samples, but all are the same: nothing can be said of their "
         "directions. Give more samples, or look for dead units."
     )
-    return refuse(name, rows, constant, text)
-
-
-def refuse(name: str, value: Array, bad: Array, text: str) -> Array:
-    """Return `value`; where `bad` holds it is an error, now if concrete, else at run time."""
-    if is_concrete(bad):
-        if bool(np.any(np.asarray(bad))):
-            raise ValueError(f"{name} {text}")
-        return value
-    return eqx.error_if(value, jnp.any(bad), f"{name} {text}")
+    return refuse(rows, constant, text)

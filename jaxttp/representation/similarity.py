@@ -1,5 +1,6 @@
-"""How much a kernel, or what a layer represents, has changed: one number between 0 and 1."""
+"""Distances of kernels and similarities of features: numbers between 0 and 1."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -9,9 +10,9 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from jaxttp._core.arrays import as_double, double
-from jaxttp._core.checks import check_finite_value, check_several
+from jaxttp._core.checks import check_finite_value, check_several, refuse
 from jaxttp._core.results import RESULT
-from jaxttp.representation.geometry import feature_rows, refuse
+from jaxttp.representation.geometry import feature_rows
 
 
 def _check_kernel(name: str, value: Any) -> Array:
@@ -24,7 +25,7 @@ def _check_kernel(name: str, value: Any) -> Array:
         )
     value = check_finite_value(name, jnp.asarray(value)).astype(jnp.float64)
     size = jnp.max(jnp.abs(value))
-    return refuse(name, value, size == 0, "must not be zero: it has no direction.") / size
+    return refuse(value, size == 0, f"{name} must not be zero: it has no direction.") / size
 
 
 def kernel_distance(first: ArrayLike, second: ArrayLike) -> Float[Array, ""]:
@@ -69,7 +70,7 @@ def _distance(first: tuple[str, Any], second: tuple[str, Any]) -> Array:
 def kernel_rate(
     kernels: Sequence[Any] | ArrayLike, ts: Sequence[float] | ArrayLike
 ) -> Float[Array, " t"]:
-    """How fast the kernel turns: S(K_t, K_{t + dt}) / dt between neighbouring checkpoints.
+    """The rate of change of the kernel, S(K_t, K_{t + dt}) / dt between consecutive checkpoints.
 
     Args:
         kernels: T kernels on the same samples, a sequence or an array (T, ...).
@@ -97,16 +98,13 @@ def kernel_rate(
                 f"ts must give one time for each of the kernels, two at least; got {count} "
                 f"kernels and times {times.shape}."
             )
-        steps = refuse("ts", jnp.diff(times), jnp.diff(times) <= 0, "must increase.")
-        pairs = [
-            _distance(*((f"kernels[{j}]", kernels[j]) for j in (i, i + 1)))
-            for i in range(count - 1)
-        ]
-        return jnp.stack(pairs) / steps
+        steps = refuse(jnp.diff(times), jnp.diff(times) <= 0, "ts must increase.")
+        named = [(f"kernels[{i}]", kernel) for i, kernel in enumerate(kernels)]
+        return jnp.stack([_distance(*pair) for pair in itertools.pairwise(named)]) / steps
 
 
 def linear_cka(first: ArrayLike, second: ArrayLike) -> Float[Array, ""]:
-    """||Y^T X||_F^2 / (||X^T X||_F ||Y^T Y||_F) of centred features: 1 for the same up to rotation.
+    """||Y^T X||_F^2 / (||X^T X||_F ||Y^T Y||_F), centered features; 1 for the same up to rotation.
 
     Args:
         first: X (N, h1), or (N, ...), flattened.
@@ -129,7 +127,7 @@ def linear_cka(first: ArrayLike, second: ArrayLike) -> Float[Array, ""]:
         Kornblith et al. 2019, eq (3); XGN's CKA figures.
     """
     with double():
-        x, y = _centred("first", first), _centred("second", second)
+        x, y = _centered("first", first), _centered("second", second)
         if x.shape[0] != y.shape[0]:
             raise ValueError(
                 f"second must have the samples of first, {x.shape[0]} rows; got {y.shape[0]}."
@@ -137,7 +135,7 @@ def linear_cka(first: ArrayLike, second: ArrayLike) -> Float[Array, ""]:
         return _cka(x, y)
 
 
-def _centred(name: str, features: Any) -> Array:
+def _centered(name: str, features: Any) -> Array:
     rows = feature_rows(name, features)
     rows = rows - jnp.mean(rows, axis=0, keepdims=True)
     return rows / jnp.linalg.norm(rows)
@@ -173,7 +171,7 @@ class CKATable(NamedTuple):
 
 
 def cka_table(first: Mapping[str, Any], second: Mapping[str, Any] | None = None) -> CKATable:
-    """Linear CKA between layers: of one network, or of two (two optimisers, moments or seeds).
+    """Linear CKA between layers: of one network, or of two (two optimizers, moments or seeds).
 
     Args:
         first: name -> features (N, ...), such as ``model.activations(x)``.
@@ -200,8 +198,7 @@ def cka_table(first: Mapping[str, Any], second: Mapping[str, Any] | None = None)
                     f"{name} must name at least one layer, name -> features; got "
                     f"{type(layers).__name__}."
                 )
-            parts = {key: _centred(f"{name}[{key!r}]", value) for key, value in layers.items()}
-            sides.append(parts)
+            sides.append({key: _centered(f"{name}[{key!r}]", z) for key, z in layers.items()})
         counts = {len(rows) for layers in sides for rows in layers.values()}
         if len(counts) != 1:
             raise ValueError(f"all layers must have the same samples; got {sorted(counts)} rows.")

@@ -274,7 +274,7 @@ def test_what_a_sample_learnt_by_heart_costs_is_taken_off():
 @given(st.integers(100, 300), st.floats(0.3, 0.95), st.floats(0.0, 5.0))
 def test_the_fraction_is_kept(steps, fraction, beside):
     """A gradient a refresh, and every second batch is looked at again: a third of one."""
-    refreshes = affordable(fraction, steps, beside=beside, batch_size=4)
+    refreshes = affordable(fraction, steps, evaluations=beside, batch_size=4)
     assert refreshes + FORWARD * -(-refreshes // 2) + beside <= fraction * steps + 1e-9
 
 

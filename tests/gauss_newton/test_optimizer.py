@@ -142,9 +142,9 @@ def test_training_with_the_wrong_network_or_loss_is_refused():
         run("cross_entropy", loss="squared_error")
     with pytest.raises(ValueError, match="bottlenecks must be"):
         run(bottlenecks=None)
-    with pytest.raises(ValueError, match=r"the outputs that are trained have shape \(5, 3\)"):
+    with pytest.raises(ValueError, match=r"the trained outputs have shape \(5, 3\)"):
         run(readout=p[:2])
-    with pytest.raises(eqx.EquinoxRuntimeError, match=r"^the outputs that are trained are not"):
+    with pytest.raises(eqx.EquinoxRuntimeError, match=r"^the trained outputs are not"):
         run(activation="gelu")
     repeated = x.at[1].set(x[0])
     with pytest.raises(eqx.EquinoxRuntimeError, match=r"^pseudoinverse='exact': a half-") as said:

@@ -172,7 +172,7 @@ def test_numbers_and_keys_are_traced(kind, key):
         second = np.asarray(compiled(inverses[1]))
     assert not programs
     assert np.any(np.asarray(first) != second) == (kind != "exact")
-    both = jax.vmap(solve)(inverses[0].each((3,)))
+    both = jax.vmap(solve)(inverses[0].for_layers((3,)))
     assert both.shape == (3, 20, 2)
     assert np.any(both[0] != both[1]) == (kind == "noise")  # a key of its own for each
 

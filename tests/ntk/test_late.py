@@ -38,8 +38,8 @@ def made():
 
 @pytest.fixture
 def blocks(monkeypatch):
-    """No kernel fits into one piece; the blocks are those that are set here."""
-    monkeypatch.setattr(_plan, "RATES", _plan.Rates(one_piece=0, few=1))
+    """No kernel is computed without blocks; the blocks are those that are set here."""
+    monkeypatch.setattr(_plan, "RATES", _plan.Rates(unblocked=0, few=1))
 
     def use(*given):
         monkeypatch.setattr(_plan.Memory, "features_in_blocks", lambda *_: Blocks(*given))
@@ -87,22 +87,22 @@ def test_between_two_sets_by_layer_and_of_some_parameters(blocks):
 
 
 @pytest.mark.parametrize(
-    ("piece", "k", "o", "output"),
+    ("chunk", "k", "o", "output"),
     [(1, 5, 4, "full"), (400, 3, 70, "trace"), (400, 3, 70, "full"), (1 << 20, 5, 4, "diagonal")],
 )
-def test_pieces_of_any_size_are_the_same_sum(piece, k, o, output):
+def test_chunks_of_any_size_are_the_same_sum(chunk, k, o, output):
     """Columns are cut where there are more of them, else rows; 400 numbers are 16 of the 70."""
     pairs = [Outer(normal(n, (n, 3, k)), normal(9 - n, (n, 2, o, 3))) for n in (2, 3)]
     one, two = (np.einsum("nsk,ncos->ncok", *pair).reshape(-1, 2, k * o) for pair in pairs)
     product = PRODUCTS[output]
     shapes = {"full": "ncx,mdx->ncmd", "trace": "ncx,mcx->nm", "diagonal": "ncx,mcx->cnm"}
-    got = product_of_outer(*pairs, product, "float64", piece)
+    got = product_of_outer(*pairs, product, "float64", chunk)
     close(got, np.einsum(shapes[output], one, two))
-    got = product_of_outer(pairs[0], None, product, "float64", piece)
+    got = product_of_outer(pairs[0], None, product, "float64", chunk)
     close(got, np.einsum(shapes[output], one, one))
 
 
-def test_they_wait_where_a_transformer_would_not_fit_into_one_piece():
+def test_gradients_are_deferred_where_a_transformer_needs_blocks():
     """Shapes alone: what fits decides; several devices and little memory go the other way."""
 
     def deep(params, x):

@@ -112,4 +112,4 @@ def test_memory_counts_all_features():
     assert work.program.constants == ()  # so that it runs as it is
     shapes = jax.tree.leaves(jax.eval_shape(layers.layers.features, leaves, [x[:1]]))
     kept = sum(leaf.size for leaf in shapes)
-    assert kept <= layers.numbers < 20 * kept
+    assert kept <= layers.working_size < 20 * kept

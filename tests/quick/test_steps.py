@@ -9,8 +9,8 @@ from jaxttp.ntk import ntk_plan
 from tests.meshes import four
 
 
-def run(function, *arguments, of_one_sample=False):
-    line = straight_line(jax.make_jaxpr(function)(*arguments), of_one_sample=of_one_sample)
+def run(function, *arguments, single_sample=False):
+    line = straight_line(jax.make_jaxpr(function)(*arguments), single_sample=single_sample)
     values = line.literals | line.constants | dict(zip(line.inputs, arguments, strict=True))
     for step in line.steps:
         kept = [slot for slot in step.outputs if slot is not None]
@@ -47,7 +47,7 @@ def test_loops_and_derivatives_of_ones_own_are_one_step():
     found, names = run(function, jnp.ones(2))
     assert names[:2] == ["custom_jvp_call", "scan"]
     assert len(names) == 3
-    again, dissolved = run(function, jnp.ones(2), of_one_sample=True)
+    again, dissolved = run(function, jnp.ones(2), single_sample=True)
     assert dissolved == ["custom_jvp_call", "scan", "sin"]
     np.testing.assert_array_equal(found[0], again[0])
 
@@ -57,7 +57,7 @@ def test_where_arrays_are_to_lie_is_kept():
     x = jnp.ones((4, 2))
     placed = jax.jit(lambda x: 2 * x, out_shardings=place)
     assert run(placed, x)[1] == ["jit"]
-    assert run(placed, x, of_one_sample=True)[1] == ["mul"]
+    assert run(placed, x, single_sample=True)[1] == ["mul"]
 
 
 def test_a_layer_that_says_where_its_outputs_lie_is_no_obstacle_to_the_kernel():

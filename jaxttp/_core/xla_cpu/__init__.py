@@ -1,14 +1,13 @@
-"""What XLA's CPU backend needs: workarounds, each with its gain and the day it can go.
+"""Workarounds for XLA's CPU backend, each with its gain and the condition under which it can go.
 
-`steps` puts slow convolutions differently and keeps sums from being computed over and over,
-`pooling` differentiates maxima over windows, `threads` settles LAPACK. GPUs and TPUs never run
-through them.
+`steps` rewrites slow convolutions and avoids recomputed sums, `pooling` differentiates maxima over
+windows, `threads` sets the threads of LAPACK. GPUs and TPUs do not use them.
 
-Here: jaxlib 0.10.2 computes wrongly on CPUs. It hands larger parts of a program to YNNPACK than
-other versions, and some of them come back wrong in float32, without a word: the mean of
+In this module: jaxlib 0.10.2 computes wrong results on CPUs, without an error. It hands larger
+parts of a function to YNNPACK than other versions, some with wrong float32 results: the mean of
 ``logsumexp(f) - sum(y * f)`` over more than 32,768 rows is off by some tenths, and a softmax behind
 a few residual layers can be NaN in every entry (`jaxttp doctor` computes both). The dependencies
-exclude it. Where it is installed all the same, these fusions are switched off by a flag, which XLA
+exclude this version. If it is installed all the same, a flag switches these fusions off, which XLA
 reads when its first backend starts. This can go once jaxlib 0.11 is required.
 """
 

@@ -1,9 +1,8 @@
-"""Maxima over windows, whose derivatives XLA's compiler for CPUs takes one number after the other.
+"""Maxima over windows with derivatives that are fast on CPUs.
 
-The maximum itself is quick. Its derivative is that of the entry of the window that is the largest,
-of several the first; XLA scatters to it in a plain loop on one core (`select_and_scatter_add`),
-four to eight times slower than a choice among the window's slices, which is the same. On other
-backends nothing changes.
+The maximum itself is fast. Its derivative is that of the window's largest entry, of several the
+first. XLA scatters to it in a plain loop on one core (`select_and_scatter_add`), 4 to 8 times
+slower than an equivalent choice among the window's slices. On other backends nothing changes.
 """
 
 import functools
@@ -17,25 +16,23 @@ import numpy as np
 from jaxtyping import Array
 
 MOST = 16
-"""Entries of a window of which each is a slice of its own; wider ones stay as they are."""
+"""Entries of a window, at most; wider windows are not rewritten."""
 
 
 def is_slow(equation: Any) -> bool:
     """Whether an equation is a maximum over windows with a slow derivative, on this backend."""
     if equation.primitive.name != "reduce_window_max" or jax.default_backend() != "cpu":
         return False
-    given = equation.params
-    dilated = any(n != 1 for n in (*given["base_dilation"], *given["window_dilation"]))
+    params = equation.params
+    dilated = any(n != 1 for n in (*params["base_dilation"], *params["window_dilation"]))
     is_real = jnp.issubdtype(equation.invars[0].aval.dtype, jnp.floating)
-    return is_real and not dilated and 1 < math.prod(given["window_dimensions"]) <= MOST
+    return is_real and not dilated and 1 < math.prod(params["window_dimensions"]) <= MOST
 
 
 def pool(equation: Any, x: Array) -> Array:
-    """A maximum over small windows, with a quick derivative."""
-    given = equation.params
-    return _largest(
-        x, given["window_dimensions"], given["window_strides"], tuple(map(tuple, given["padding"]))
-    )
+    """A maximum over small windows, with a fast derivative."""
+    params, padding = equation.params, tuple(map(tuple, equation.params["padding"]))
+    return _largest(x, params["window_dimensions"], params["window_strides"], padding)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2, 3))
@@ -47,11 +44,9 @@ def _largest(x: Array, window: Any, strides: Any, padding: Any) -> Array:
 @_largest.defjvp
 def _derivative(window: Any, strides: Any, padding: Any, x: Any, moved: Any) -> tuple[Array, Array]:
     out = _largest(*x, window, strides, padding)
-    cuts = (
-        _windows(one, fill, out.shape, window, strides, padding)
-        for one, fill in ((x[0], -jnp.inf), (moved[0], 0.0))
-    )
-    entries = zip(*cuts, strict=True)
+    values = _windows(x[0], -jnp.inf, out.shape, window, strides, padding)
+    changes = _windows(moved[0], 0.0, out.shape, window, strides, padding)
+    entries = zip(values, changes, strict=True)
     best, slope = next(entries)
     for value, change in entries:
         larger = value > best
@@ -62,10 +57,10 @@ def _derivative(window: Any, strides: Any, padding: Any, x: Any, moved: Any) -> 
 def _windows(
     x: Array, fill: float, counts: tuple[int, ...], window: Any, strides: Any, padding: Any
 ) -> Iterator[Array]:
-    """One entry of all windows after the other, in order.
+    """The entries of all windows, one position in the window after the other.
 
-    Entries a stride apart are brought together first: slices of neighbours are transposed to sums
-    that the compiler fuses, which those of every second entry are not.
+    Entries a stride apart are gathered first: the compiler fuses the transposes of contiguous
+    slices, but not those of strided ones.
     """
     blocks = [n + (k - 1) // s for n, k, s in zip(counts, window, strides, strict=True)]
     margins = [
@@ -81,9 +76,9 @@ def _windows(
             for key, whole in apart.items()
             for i, part in enumerate(_every(whole, axis, b, s))
         }
-    for place in np.ndindex(*window):
-        kept = tuple(i % s for i, s in zip(place, strides, strict=True))
-        first = [i // s for i, s in zip(place, strides, strict=True)]
+    for tap in np.ndindex(*window):
+        kept = tuple(i % s for i, s in zip(tap, strides, strict=True))
+        first = [i // s for i, s in zip(tap, strides, strict=True)]
         yield apart[kept][tuple(slice(f, f + n) for f, n in zip(first, counts, strict=True))]
 
 

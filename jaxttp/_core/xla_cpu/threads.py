@@ -1,7 +1,7 @@
-"""LAPACK within XLA's programs on CPUs: one thread each, and no two batches at the same time.
+"""LAPACK within XLA's compiled functions on CPUs: one thread each, and one batch at a time.
 
 Measured with jaxlib 0.10.1. Both parts can go once jaxlib computes a batch of decompositions on one
-thread and tells LAPACK how many threads are free.
+thread and passes the number of free threads to LAPACK.
 
 **Threads.** XLA calls the LAPACK of SciPy's BLAS, mostly OpenBLAS, which starts a thread for every
 core and lets them spin while they wait for each other, on cores that XLA's own threads hold. On two
@@ -46,15 +46,15 @@ _settled: list[bool] = []
 
 
 def user_decides() -> bool:
-    """Whether a variable says how many threads BLAS gets; an empty one says nothing."""
+    """Whether a variable sets the number of threads of BLAS; empty ones do not."""
     return any(os.environ.get(name) for name in VARIABLES)
 
 
 def settle() -> None:
-    """One thread for LAPACK in compiled programs, for this process, unless a user says otherwise.
+    """One thread for LAPACK in compiled functions, for this process, unless a user sets a number.
 
-    Called where a program with a decomposition is traced. It loads SciPy's LAPACK, which compiling
-    such a program does next. NumPy's BLAS is another copy and keeps its threads.
+    Called where a function with a decomposition is traced. It loads SciPy's LAPACK, as compiling
+    such a function does. NumPy's BLAS is another copy and keeps its threads.
     """
     if _settled or user_decides():
         return
@@ -62,14 +62,14 @@ def settle() -> None:
     importlib.import_module("scipy.linalg.cython_lapack")
     libraries = ThreadpoolController().select(user_api="blas").lib_controllers
     # Where SciPy's wheel brings no BLAS of its own it computes with one that belongs to no wheel.
-    own = [one for one in libraries if {"scipy.libs", "scipy"} & set(Path(one.filepath).parts)]
-    shared = [one for one in libraries if ".libs" not in one.filepath]
-    for one in own or shared:
-        one.set_num_threads(1)
+    own = [lib for lib in libraries if {"scipy.libs", "scipy"} & {*Path(lib.filepath).parts}]
+    shared = [lib for lib in libraries if ".libs" not in lib.filepath]
+    for library in own or shared:
+        library.set_num_threads(1)
 
 
 def decompose(function: Callable[..., Any], matrix: Array, *others: Any, **options: Any) -> Any:
-    """A decomposition on the threads that suit it: `function` of a matrix and whatever else.
+    """A decomposition on a suitable number of threads: `function` of a matrix and more arguments.
 
     Args:
         function: such as `jnp.linalg.eigh`.
@@ -110,7 +110,7 @@ def limited(rows: int) -> Iterator[None]:
 
 
 def after(value: Array, *done: Array) -> Array:
-    """Return `value`, unchanged; in a compiled program available once all of `done` is computed.
+    """Return `value`, unchanged; in a compiled function available once all of `done` is computed.
 
     Args:
         value: any floating-point array.
@@ -122,9 +122,9 @@ def after(value: Array, *done: Array) -> Array:
     """
     if is_concrete(value) or not done:
         return value
-    with jax.enable_x64(True):  # as the arrays may be of float64, whatever holds outside
+    with jax.enable_x64(True):  # the arrays may be of float64 in any mode
         firsts = [jax.lax.stop_gradient(array).reshape(-1)[0].astype(value.dtype) for array in done]
         total = functools.reduce(jnp.add, firsts)
-        # Not an optimization_barrier, which XLA removes before it schedules; 0 * x stays, as x may
-        # be negative for all that XLA knows.
+        # Not an optimization_barrier, which XLA removes before it schedules. XLA keeps 0 * x, since
+        # x may be negative.
         return value + 0 * jnp.where(jnp.isfinite(total), total, 0)

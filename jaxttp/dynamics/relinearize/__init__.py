@@ -3,10 +3,10 @@
 A linearized network errs because its kernel moves during training. So the PREDICTED path is
 followed: after a segment of steps the weights are w + J^T a (one vector-Jacobian product over the
 data, no training step), and the kernel is rebuilt there. `solver` takes a segment in second order,
-`controller` chooses where segments end, `edge` keeps modes within what steps bear, and `integrate`
-records the path. Velocities cross a segment's end in weight space: a dual velocity b stands for
-J^T b, which is another velocity with another Jacobian, an error at every segment's end that more
-segments would not reduce.
+`controller` chooses where segments end, `edge` keeps modes within the stability limit, and
+`integrate` records the path. Velocities cross a segment's end in weight space: a dual velocity b
+stands for J^T b, so reusing b with the next Jacobian would change the velocity, an error at every
+segment's end that more segments would not reduce.
 """
 
 import dataclasses
@@ -21,7 +21,6 @@ from jaxtyping import Array
 from jaxttp._core.checks import (
     check_finite_value,
     check_integer,
-    check_leaves,
     check_optimizer,
     is_concrete,
 )
@@ -31,7 +30,7 @@ from jaxttp.dynamics._network import compile_network, promote_all
 from jaxttp.dynamics._trajectory import RelinearizedTrajectory as RelinearizedTrajectory
 from jaxttp.dynamics.batches import batch_indices
 from jaxttp.dynamics.optimizers import HeavyBall, linear_filter, same_program, start_fractions
-from jaxttp.dynamics.recursion import Linearization, Motion
+from jaxttp.dynamics.recursion import Motion
 from jaxttp.dynamics.relinearize.controller import Controller
 from jaxttp.dynamics.relinearize.integrate import integrate
 from jaxttp.dynamics.relinearize.solver import Costs, Setup, State, linearize
@@ -66,34 +65,34 @@ def relinearized_recursion(  # noqa: PLR0913
 
     Args:
         apply_fn: ``(params, x) -> outputs (N, C)``.
-        params: the weights before training; bfloat16 and float16 are promoted to float32, samples
-            with them, and a warning says so.
+        params: the weights before training; bfloat16 and float16 are promoted to float32, with the
+            samples and a warning.
         x: samples (N, ...), an array or a pytree of arrays with N rows each.
         y: integer labels (N,) or targets (N, C).
         loss: a name or a `Loss`.
         optimizer: a linear optax transformation, as in `recursion`.
         steps: number of steps T.
         kernel_fn: ``params -> Theta``, (N, C, N, C) or (N, N), exact or sketched.
-        rebuilds: kernels built after the first one, where the predicted path through weight space
-            has come a fraction (k/K)^1.8 of its length; the steps to build them at, the last being
-            `steps`; or "auto": as many as `tolerance` asks for, where it asks for them.
+        rebuilds: kernels built after the first one, kernel k of K at a fraction (k/K)^1.8 of the
+            predicted path's length through weight space; the steps to build them at, the last being
+            `steps`; or "auto": number and steps chosen by `tolerance`.
         tolerance: for "auto", the largest change of the loss curve by the second-order correction
-            of one segment, as a fraction of the loss decrease. That is the error of FIRST order;
-            the corrected curve is better.
+            of one segment, as a fraction of the loss decrease. It bounds the error of FIRST order;
+            the corrected curve is more accurate.
         max_rebuilds: for "auto", no more kernels than that after the first.
-        batch_size: samples a step; all of them when None. The path is that of the very batches that
-            the key draws.
+        batch_size: samples a step; all of them when None. The path follows exactly the batches
+            drawn with the key.
         key: a `jax.random.key`, needed with `batch_size`.
         protocol: how batches are drawn, see `batch_indices`.
-        accumulators: what the optimiser has accumulated before the first step, shaped like
-            `params`, one for every accumulator of its state (heavy-ball has one, the velocity);
-            none, or zeros, at the start of training.
+        accumulators: the optimizer's accumulators before the first step, shaped like `params`, one
+            for each of its state (heavy-ball has one, the velocity); none, or zeros, at the start
+            of training.
         damp: whether modes are damped where a kernel grows beyond the edge of stability, so that
             the forecast follows the mean path of a network that oscillates there without diverging.
             When None, unless the first kernel already is beyond it.
         x_test: test samples (M, ...), whose outputs are followed, too: between kernels by the cross
-            kernel, interpolated as the kernel is, and at every end of a segment as the network has
-            them. Give `kernel_test_fn` with them.
+            kernel, interpolated as the kernel is, and at every end of a segment by evaluating the
+            network. Give `kernel_test_fn` with them.
         kernel_test_fn: ``params -> Theta(x_test, x)``, (M, C, N, C) or (M, N); called where a
             segment was accepted.
         progress: called with (kernels built, kernels in all; for "auto" at most).
@@ -104,7 +103,7 @@ def relinearized_recursion(  # noqa: PLR0913
     Raises:
         ValueError: an optimizer that is not linear, bad labels, segments not ending at `steps`, a
             wrong number of accumulators, one of x_test and kernel_test_fn alone; traced values: it
-            looks at them, so it does not work under `jit`.
+            reads them, so it does not work under `jit`.
 
     Example:
         >>> import jax.numpy as jnp, optax
@@ -117,7 +116,7 @@ def relinearized_recursion(  # noqa: PLR0913
         ((1, 10), (11, 2, 1))
 
     Source:
-        Ours: no paper has it. Measured against real training in experiments/bench.
+        New here; measured against real training in experiments/bench.
     """
     check_integer("steps", steps, at_least=1)
     if not isinstance(optimizer, HeavyBall):
@@ -126,7 +125,6 @@ def relinearized_recursion(  # noqa: PLR0913
     if not callable(kernel_fn):
         raise TypeError(f"kernel_fn must be a function of the parameters; got {kernel_fn!r}.")
     x = check_samples("x", x)
-    check_leaves("params", params)
     params, x, x_test = promote_all(params, x, x_test)
     controller = Controller.of(rebuilds, steps, tolerance, max_rebuilds)
     if (x_test is None) != (kernel_test_fn is None):
@@ -142,7 +140,7 @@ def relinearized_recursion(  # noqa: PLR0913
     if batch_size is not None:
         batches = batch_indices(key, len(f0), batch_size, steps, protocol=protocol)
     fractions = start_fractions(optimizer)
-    decays = any(fractions)  # an average of weights takes its part from the weights themselves
+    decays = any(fractions)  # an average of weights contains the weights themselves
     if not isinstance(optimizer, HeavyBall):
         decays |= linear_filter(optimizer, params, steps=steps).weight_decay is not False
     if accumulators and len(accumulators) != len(fractions):
@@ -150,25 +148,23 @@ def relinearized_recursion(  # noqa: PLR0913
             f"accumulators must hold one pytree for each of the optimizer's {len(fractions)} "
             f"accumulators; got {len(accumulators)}."
         )
-    begun = [
+    velocities = accumulators or [
         None if part == 0 else jax.tree.map(lambda w, s=part: (s * w).astype(w.dtype), params)
         for part in fractions
     ]
     kernel = check_finite_value("kernel", kernel_fn(params))
-    # The optimizer acts on vectors (see `Motion`).
-    like = Motion.of(kernel, f0, None).unit(0)
+    motion = Motion.of(kernel, f0, None)  # the optimizer acts on its vectors
+    descent = same_program(optimizer, motion.unit(0))
     setup = Setup(
-        outputs, pull, push, x, f0, targets, loss, kernel_fn, same_program(optimizer, like), steps,
+        outputs, pull, push, x, f0, targets, loss, kernel_fn, descent, steps,
         curvature_limits(optimizer, steps), decays, damp is not False, batches, x_test,
         kernel_test_fn, Costs(kernels=1),
     )  # fmt: skip
-    damped, _ = setup.damping(kernel, f0, 0)
+    damping, _ = setup.damping(kernel, f0, 0)
     # A rate that is too large from the start may really diverge: damping would hide that.
-    if damp is None and damped is not None:
-        setup, damped = dataclasses.replace(setup, damps=False), None
-    here = Linearization(kernel, jax.device_put(np.asarray(f0)[None]))  # until it is linearized
+    if damp is None and damping is not None:
+        setup, damping = dataclasses.replace(setup, damps=False), None
     counters = optimizer.init(jax.device_put(np.zeros((), f0.dtype)))
-    state = State(0, params, here, params, tuple(accumulators or begun), f0, counters)
-    state = state._replace(here=linearize(setup, state, kernel, params, damped))
-    report = progress or (lambda built, planned: None)
-    return integrate(setup, state, controller, report)
+    state = State(0, params, motion.ends[0], params, tuple(velocities), f0, counters)
+    state = state._replace(linearization=linearize(setup, state, kernel, params, damping))
+    return integrate(setup, state, controller, progress or (lambda built, planned: None))

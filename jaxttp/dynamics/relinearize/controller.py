@@ -13,18 +13,18 @@ from jaxttp._core.checks import check_integer, check_number
 class Controls:
     """The numbers of relinearization, and where they come from.
 
-    Measured where a line says so; the others are rules of thumb, as in solvers of ODEs.
+    Measured where a line has figures; the others are rules of thumb, as in solvers of ODEs.
 
     Attributes:
-        first: fraction of the plain forecast's path that the first adaptive segment covers.
-        safety: caution of the length that is to meet the tolerance, as in solvers of ODEs.
+        first: fraction of the single-kernel forecast's path that the first adaptive segment covers.
+        safety: factor on the length predicted to meet the tolerance, as in solvers of ODEs.
         shrink: a segment is no shorter than this times the one before,
         grow: and no longer than that.
         reject: a segment whose error exceeds this many tolerances is taken again, shorter.
-        spacing: K segments of given number end where the path has (k/K)^spacing of its length.
+        spacing: of a fixed number K of segments, the k-th ends at (k/K)^spacing of the path.
         defect: a defect that moves the loss by less than this fraction of its decrease so far is
-            left. On 33 runs of tuning tasks 0.001 took a third more Jacobian products and was no
-            more accurate; 0.03 was less.
+            not corrected. On 33 runs of tuning tasks 0.001 took a third more Jacobian products and
+            was no more accurate; 0.03 was less accurate.
         damped: modes beyond the edge of stability move as if at this fraction of it. On 10 runs of
             other tasks near the edge times were on average 7.8 steps off at 0.95, and 8.3 at 0.5.
     """
@@ -62,14 +62,14 @@ class Controller:
 
     With a tolerance: the error of a segment grows with the square of its length in weight space, so
     the next one gets sqrt(tolerance / error) times the length of the last, and the prediction to
-    the horizon says at which step that is reached. Without: segments of a given number.
+    the horizon gives the step of this length. Without: a fixed number of segments.
 
     Attributes:
         steps: the horizon T.
         budget: kernels after the first, at most.
         tolerance: of the loss curve's change by a segment's correction, as a fraction of the loss's
-            decrease; None for `budget` segments whatever their errors.
-        ends: where segments end, if that is given.
+            decrease; None for `budget` segments of any error.
+        ends: of segments, where the caller sets them.
         length: of the next segment; None before the first.
         latest: its last step at most.
     """
@@ -83,7 +83,7 @@ class Controller:
 
     @classmethod
     def of(cls, rebuilds: Any, steps: int, tolerance: Any, most: Any) -> "Controller":
-        """By the arguments of `relinearized_recursion`."""
+        """From the arguments of `relinearized_recursion`."""
         if isinstance(rebuilds, str):
             if rebuilds != "auto":
                 raise ValueError(
@@ -112,9 +112,9 @@ class Controller:
         if self.ends is not None:
             end = min(end for end in self.ends if end > start)
             return Proposal(end, np.inf, path[end])
-        # With `spacing` in place of equal lengths, kernel k of K ends at (k/K)^spacing of the path.
-        # The fraction of the path ahead that this rule gives the next kernel is the least length:
-        # with shorter ones the kernels that are left would not reach the horizon.
+        # Segment k of K ends at (k/K)^spacing of the path, not at equal lengths. The next segment's
+        # length by this rule is the least: with shorter ones the kernels that are left would not
+        # reach the horizon.
         used = min(kernels - 1, self.budget - 1) / self.budget
         begun, after = used**CONTROLS.spacing, (used + 1 / self.budget) ** CONTROLS.spacing
         least = path[-1] * (after - begun) / (1 - begun)
@@ -122,16 +122,17 @@ class Controller:
         if self.tolerance is None:
             latest = self.steps - max(self.budget - kernels, 0)
         else:
-            wanted = CONTROLS.first * path[-1] if self.length is None else self.length
-            length = max(wanted, least)
+            target = CONTROLS.first * path[-1] if self.length is None else self.length
+            length = max(target, least)
         end = int(np.searchsorted(path, length, side="right")) - 1  # the last not beyond it
         end = min(max(end, start + 1), latest)
-        is_last = kernels >= self.budget  # the horizon has to be reached, whatever the error
+        is_last = kernels >= self.budget  # the horizon has to be reached, with any error
         if is_last:
             end = self.steps
         is_shortest = is_last or end <= start + 1 or bool(path[end] <= least)
-        free = self.tolerance is None or is_shortest
-        limit = np.inf if free else CONTROLS.reject * float(self.tolerance or 0.0)
+        limit = np.inf
+        if self.tolerance is not None and not is_shortest:
+            limit = CONTROLS.reject * float(self.tolerance)
         return Proposal(end, limit, float(path[end]))
 
     def learn(self, proposal: Proposal, error: float, *, is_taken: bool) -> "Controller":
@@ -140,6 +141,6 @@ class Controller:
             return self
         ratio = CONTROLS.safety * (self.tolerance / max(error, 1e-30)) ** 0.5
         length = proposal.covered * min(max(ratio, CONTROLS.shrink), CONTROLS.grow)
-        # One step may be longer than what is asked for: the same end must not be tried again.
+        # A single step may be longer than `length`: the same end must not be tried again.
         latest = None if is_taken else proposal.end - 1
         return dataclasses.replace(self, length=length, latest=latest)

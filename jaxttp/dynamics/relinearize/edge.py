@@ -1,10 +1,10 @@
-"""The edge of stability: a projection that keeps modes of a kernel within what steps bear.
+"""The edge of stability: a projection that keeps modes of a kernel within the stability limit.
 
 A full step is stable along an eigenvector of (1/N) H^(1/2) Theta H^(1/2) with eigenvalue s as long
 as s is below the optimizer's limit, 2/eta for gradient descent and 2 (1 + m)/eta for momentum. A
 network whose kernel grows beyond it does not diverge as its linearization would: along these modes
-it oscillates about a mean path, which is where it would be if their motion were damped. So the
-forecast damps them, scaling the force on such a mode by what makes it stable.
+it oscillates about a mean path, which a damped motion follows. So the forecast damps these modes:
+it scales the force on each until it is stable.
 """
 
 import functools
@@ -22,7 +22,7 @@ from jaxttp.losses import Loss
 from jaxttp.ntk.kernels import Kernel
 
 LINEAR = 1e-3
-"""Kernels that differ by less than this fraction are those of a linear network."""
+"""A network whose kernels differ by less than this fraction counts as linear."""
 
 
 class Damping(NamedTuple):
@@ -37,7 +37,7 @@ class Damping(NamedTuple):
     right: Float[Array, "nc k"]
 
     def fold(self, kernel: Kernel, shape: tuple[int, ...]) -> Float[Array, "m k"]:
-        """B^T left of a kernel A B^T: times right^T g it is what the damping takes off B^T g."""
+        """B^T left of a kernel A B^T; the damping subtracts B^T left right^T g from B^T g."""
         columns = self.left.T.reshape(-1, *shape)
         return jax.vmap(lambda column: image_of(kernel, column), out_axes=1)(columns)
 
@@ -45,7 +45,7 @@ class Damping(NamedTuple):
 def damping(
     kernel: Kernel, f: Array, targets: Array, loss: Loss, limit: float, damped: float
 ) -> tuple[Damping | None, float]:
-    """What keeps steps with this kernel stable at outputs f, and its largest curvature.
+    """The damping that keeps steps with this kernel stable at outputs f, and the sharpness.
 
     Args:
         kernel: Theta.
@@ -72,15 +72,14 @@ def _damping(
 ) -> Damping:
     """The coordinate of a mode u is z = u^T H^(1/2) df, the force on it u^T H^(1/2) Theta g.
 
-    With left = H^(1/2) U and right = Theta H^(1/2) U D / (N s) the force becomes (1 - D) times
-    that.
+    With left = H^(1/2) U and right = Theta H^(1/2) U D / (N s) this force is multiplied by 1 - D.
     """
     n = len(left) // classes
     is_beyond = values > limit
     safe = jnp.where(is_beyond, values, 1.0)
-    taken = jnp.where(is_beyond, 1.0 - damped * limit / safe, 0.0)
+    removed = jnp.where(is_beyond, 1.0 - damped * limit / safe, 0.0)
     image = apply_kernel(kernel, left.T.reshape(-1, n, classes)).reshape(-1, n * classes).T / n
-    return Damping(left, image * (taken / safe)[None])
+    return Damping(left, image * (removed / safe)[None])
 
 
 @jit
@@ -91,5 +90,5 @@ def is_nonlinear(near: Kernel, far: Kernel) -> Array:
     damped.
     """
     probe = jax.random.normal(jax.random.key(0), near.shape[:2], near.dtype)
-    one, two = (apply_kernel(kernel, probe) for kernel in (near, far))
-    return jnp.linalg.norm(two - one) > LINEAR * jnp.linalg.norm(one)
+    first, second = (apply_kernel(kernel, probe) for kernel in (near, far))
+    return jnp.linalg.norm(second - first) > LINEAR * jnp.linalg.norm(first)

@@ -1,4 +1,4 @@
-"""The integrator's loop: it takes segments until the horizon, and records the path."""
+"""The integrator's loop: it takes segments up to the horizon and records the path."""
 
 import dataclasses
 from collections.abc import Callable
@@ -11,10 +11,11 @@ from jaxtyping import Array, Float
 
 from jaxttp._core.checks import check_finite_value
 from jaxttp._core.compile import jit
+from jaxttp._core.types import Params
 from jaxttp.dynamics._kernels import apply_kernel
 from jaxttp.dynamics._trajectory import RelinearizedTrajectory, curves
 from jaxttp.dynamics.recursion import Linearization, Motion
-from jaxttp.dynamics.relinearize.controller import Controller, Proposal
+from jaxttp.dynamics.relinearize.controller import Controller
 from jaxttp.dynamics.relinearize.solver import (
     Arrival,
     Outcome,
@@ -22,19 +23,18 @@ from jaxttp.dynamics.relinearize.solver import (
     Segment,
     Setup,
     State,
-    Step,
     at,
     combine,
     linearize,
     predict,
-    push_all,
+    push_carried,
     step,
 )
 from jaxttp.ntk.kernels import Kernel
 
 
 class TestPath(NamedTuple):
-    """Test samples beside a path.
+    """Test samples along a path.
 
     Attributes:
         kernel: Theta(x_test, x) at the state's point.
@@ -50,8 +50,8 @@ class Record:
     """A path from step 0 to the state's step.
 
     Attributes:
-        setup: whose path it is.
-        state: where it is.
+        setup: constants of the path.
+        state: its current point.
         train: outputs (T + 1, N, C).
         provisional: the same before the second-order correction.
         diverged_at: the first step whose outputs could not be represented, or -1.
@@ -77,90 +77,91 @@ class Record:
         return cls(setup, state, room, room, test=test)
 
     def accept(self, segment: Segment, arrival: Arrival, ahead: Prediction) -> "Record":
-        """With a segment more, which was predicted."""
-        setup, state, end = self.setup, self.state, segment.end
-        found = arrival.run
-        train, provisional = _settle(
-            self.train, self.provisional, found.records, ahead.train, arrival.outputs,
+        """The path with one more segment."""
+        setup, state, end, run = self.setup, self.state, segment.end, arrival.run
+        train, provisional = _append(
+            self.train, self.provisional, run.records, ahead.train, arrival.outputs,
             segment.tau, state.step, end,
         )  # fmt: skip
-        diverged_at = self.diverged_at if self.diverged_at >= 0 else int(found.diverged_at)
-        test = None if self.test is None else self._follow_test(segment, arrival)
+        diverged_at = self.diverged_at if self.diverged_at >= 0 else int(run.diverged_at)
+        test = None if self.test is None else self._follow_test(self.test, segment, arrival)
         new = state._replace(step=end, weights=arrival.weights, outputs=at(train, end))
         if end < setup.steps:
-            rows = found.rows[1:]
+            rows = run.rows[1:]
             velocities = tuple(combine(setup, state, segment.points, row) for row in rows)
-            new = new._replace(
-                point=segment.points[1], velocities=velocities, optimizer=found.state
-            )
-            here = linearize(setup, new, segment.kernels[1], new.point, segment.damping)
-            new = new._replace(here=here)
+            new = new._replace(point=segment.points[1], velocities=velocities, optimizer=run.state)
+            linearization = linearize(setup, new, segment.kernel, new.point, segment.damping)
+            new = new._replace(linearization=linearization)
         return Record(setup, new, train, provisional, diverged_at, test)
 
     def freeze(self, ahead: Prediction) -> "Record":
-        """With the current kernel to the horizon: oscillation keeps a network from leaving it."""
+        """The path to the horizon with the current kernel."""
         setup, start = self.setup, self.state.step
         train, provisional = (_after(f, ahead.train, start) for f in (self.train, self.provisional))
         test = self.test
         if test is not None:
             pushed = self._push_test(self.state.point, test)
             motion = Motion([Linearization(test.kernel, pushed)], at(test.path, start))
-            path = _others(motion, ahead.coefficients, test.path, start, setup.steps, None)
+            path = _test_path(motion, ahead.coefficients, test.path, start, setup.steps, None)
             test = test._replace(path=path)
         diverged_at = self.diverged_at if self.diverged_at >= 0 else ahead.diverged_at
         state = self.state._replace(step=setup.steps)
         return Record(setup, state, train, provisional, diverged_at, test)
 
     def stop(self) -> "Record":
-        """With the last outputs that could be represented, to the horizon."""
-        start = self.state.step
-        paths = [self.train, self.provisional] + ([] if self.test is None else [self.test.path])
-        train, provisional, *rest = (_after(path, at(path, start), start) for path in paths)
-        test = None if self.test is None else self.test._replace(path=rest[0])
+        """The path to the horizon with the last outputs that could be represented."""
+        start, test = self.state.step, self.test
+        train, provisional = (
+            _after(f, at(f, start), start) for f in (self.train, self.provisional)
+        )
+        if test is not None:
+            test = test._replace(path=_after(test.path, at(test.path, start), start))
         diverged_at = self.diverged_at if self.diverged_at >= 0 else start + 1
         state = self.state._replace(step=self.setup.steps)
         return Record(self.setup, state, train, provisional, diverged_at, test)
 
-    def _follow_test(self, segment: Segment, arrival: Arrival) -> TestPath:
-        setup, test, start = self.setup, self.test, self.state.step
-        assert test is not None  # asked for where there are any
+    def _follow_test(self, test: TestPath, segment: Segment, arrival: Arrival) -> TestPath:
+        setup, start, run = self.setup, self.state.step, arrival.run
         assert setup.cross_fn is not None
-        kernel = setup.cross_fn(segment.points[1])
-        kernels = zip(segment.points, (test.kernel, kernel), strict=True)
-        ends = [Linearization(each, self._push_test(point, test)) for point, each in kernels]
+        assert run.coefficients is not None
+        kernels = test.kernel, setup.cross_fn(segment.points[1])
+        ends = [
+            Linearization(kernel, self._push_test(point, test))
+            for point, kernel in zip(segment.points, kernels, strict=True)
+        ]
         f = setup.outputs(arrival.weights, setup.x_test)
         motion = Motion(ends, at(test.path, start), segment.tau)
-        path = _others(
-            motion, arrival.run.coefficients, test.path, start, segment.end, f  # type: ignore[arg-type]
-        )  # fmt: skip
-        return TestPath(kernel, path)
+        path = _test_path(motion, run.coefficients, test.path, start, segment.end, f)
+        return TestPath(kernels[1], path)
 
-    def _push_test(self, point: object, test: TestPath) -> Array:
-        carried = [self.state.weights if self.setup.decays else None, *self.state.velocities]
-        return push_all(self.setup, point, self.setup.x_test, carried, test.path[0])
+    def _push_test(self, point: Params, test: TestPath) -> Array:
+        return push_carried(self.setup, self.state, point, self.setup.x_test, test.path[0])
 
 
 def integrate(
-    setup: Setup,
-    state: State,
-    controller: Controller,
-    report: Callable[[int, int], None],
+    setup: Setup, state: State, controller: Controller, report: Callable[[int, int], None]
 ) -> RelinearizedTrajectory:
     """The path to the horizon.
 
     Args:
-        setup: what does not change.
+        setup: constants of the path.
         state: before the first step.
         controller: where segments end.
-        report: told of kernels so far and at most.
+        report: called with the number of kernels so far, and at most.
     """
     path = within = Record.of(setup, state)  # within: where it first crosses the edge of stability
     ends: list[int] = []
     rejected, frozen_from, edge_at = 0, -1, -1
+    ahead = predict(setup, state)
     while path.state.step < setup.steps:
-        ahead = predict(setup, path.state)
-        proposal, taken, controller, again = _take(setup, path.state, ahead, controller, report)
-        rejected += again
+        proposal = controller.propose(path.state.step, setup.costs.kernels, ahead.path)
+        report(setup.costs.kernels, controller.budget + 1)
+        taken = step(setup, path.state, ahead, proposal.end, proposal.limit)
+        is_rejected = taken.outcome is Outcome.REJECTED
+        controller = controller.learn(proposal, taken.error, is_taken=not is_rejected)
+        if is_rejected:
+            rejected += 1
+            continue
         if edge_at < 0:
             within = path
         if edge_at < 0 and taken.sharpness > 1:
@@ -168,8 +169,8 @@ def integrate(
         if taken.outcome is Outcome.DIVERGED:
             path = path.stop()
         elif taken.outcome is Outcome.FROZEN:
-            # Beyond the edge until the horizon, damped segments cannot be trusted: the path goes on
-            # from before the first of them, with the kernel of that time.
+            # Damped segments that stay beyond the edge up to the horizon are unreliable: the path
+            # continues from before the first of them, with its kernel there.
             frozen_from = within.state.step
             ends = [end for end in ends if end <= frozen_from]
             path = within.freeze(predict(setup, within.state))
@@ -178,8 +179,13 @@ def integrate(
             assert taken.arrival is not None
             path = path.accept(taken.segment, taken.arrival, ahead)
         ends.append(path.state.step)
+        if path.state.step < setup.steps:
+            ahead = predict(setup, path.state)
     report(setup.costs.kernels, setup.costs.kernels)
-    loss, uncertainty, local = _estimate(path, np.isin(np.arange(setup.steps + 1), ends))
+    paths = path.train, path.provisional
+    loss, provisional = (curves(f, setup.targets, setup.loss)[0] for f in paths)
+    is_end = np.isin(np.arange(setup.steps + 1), ends)
+    uncertainty, local = _uncertainty(loss, provisional, is_end)
     return RelinearizedTrajectory(
         ts=jax.device_put(np.arange(setup.steps + 1, dtype=loss.dtype)),
         train=path.train,
@@ -198,40 +204,14 @@ def integrate(
     )
 
 
-def _take(
-    setup: Setup,
-    state: State,
-    ahead: Prediction,
-    controller: Controller,
-    report: Callable[[int, int], None],
-) -> tuple[Proposal, Step, Controller, int]:
-    """The next segment that is not rejected, and how many were."""
-    rejected = 0
-    while True:
-        proposal = controller.propose(state.step, setup.costs.kernels, ahead.path)
-        report(setup.costs.kernels, controller.budget + 1)
-        taken = step(setup, state, ahead, proposal.end, proposal.limit)
-        is_taken = taken.outcome is not Outcome.REJECTED
-        controller = controller.learn(proposal, taken.error, is_taken=is_taken)
-        if is_taken:
-            return proposal, taken, controller, rejected
-        rejected += 1
-
-
-def _estimate(path: Record, is_end: np.ndarray) -> tuple[Array, Array, Array]:
-    """The loss, its uncertainty, and every segment's largest change as a fraction of the decrease.
-
-    What a correction changed at a segment's end acts on later steps like a shift in time: it counts
-    there as the same fraction of the loss, which falls.
-    """
-    targets, loss_of = path.setup.targets, path.setup.loss
-    loss, before = (curves(f, targets, loss_of)[0] for f in (path.train, path.provisional))
-    return loss, *_uncertainty(loss, before, is_end)
-
-
 @jit
 def _uncertainty(curve: Array, provisional: Array, is_end: Array) -> tuple[Array, Array]:
-    change, drop = jnp.abs(curve - provisional), jnp.abs(curve[0] - curve[-1])
+    """The loss's uncertainty, and every segment's largest change as a fraction of the decrease.
+
+    The change by a correction at a segment's end acts on later steps like a shift in time: there it
+    counts as the same fraction of the current loss.
+    """
+    change, decrease = jnp.abs(curve - provisional), jnp.abs(curve[0] - curve[-1])
     least = jnp.maximum(jax.lax.cummin(curve), jnp.finfo(curve.dtype).tiny)
     fractions = jnp.cumsum(jnp.where(is_end, change / least, 0.0))
     before = least * jnp.concatenate([jnp.zeros(1, curve.dtype), fractions[:-1]])
@@ -239,53 +219,48 @@ def _uncertainty(curve: Array, provisional: Array, is_end: Array) -> tuple[Array
     local = jax.ops.segment_max(
         change, segment, num_segments=len(curve), indices_are_sorted=True
     )  # as many as there can be: one compiled function for any number of segments
-    return change + before, local / jnp.where(drop > 0, drop, 1.0)
+    return change + before, local / jnp.where(decrease > 0, decrease, 1.0)
 
 
 def _room(f: Array, steps: int) -> Array:
-    """A path (T + 1, ., C) of outputs that stay."""
+    """A path (T + 1, ., C) of constant outputs."""
     return jax.device_put(np.broadcast_to(np.asarray(f), (steps + 1, *f.shape)))
 
 
 @jit
-def _after(path: Array, rest: Array, start: Array) -> Array:
-    """A path that goes on as another one after step `start`."""
-    return jnp.where(jnp.arange(len(path))[:, None, None] > start, rest, path)
+def _after(path: Array, continuation: Array, start: Array) -> Array:
+    """A path with its outputs after step `start` replaced."""
+    return jnp.where(jnp.arange(len(path))[:, None, None] > start, continuation, path)
 
 
 @jit
-def _settle(
+def _append(
     train: Array,
     provisional: Array,
-    found: Array,
-    before: Array,
+    corrected: Array,
+    predicted: Array,
     f: Array,
     tau: Array,
     start: Array,
     end: Array,
 ) -> tuple[Array, Array]:
-    """Both paths with a segment more, whose outputs arrive at f without a jump.
+    """Both paths with one more segment, whose outputs end at f without a jump.
 
-    The difference grows with the square of the path covered. Put on the last step alone it would
+    The added difference grows with the square of the path length. A jump at the last step would
     move every training time near the segment's end.
     """
     ts = jnp.arange(len(train))
     inside = ((ts > start) & (ts <= end))[:, None, None]
-    f = jnp.where(jnp.all(jnp.isfinite(f)), f, found[end])
-    moved = found + (tau**2)[:, None, None] * (f - found[end])[None]
-    return jnp.where(inside, moved, train), jnp.where(inside, before, provisional)
+    f = jnp.where(jnp.all(jnp.isfinite(f)), f, corrected[end])
+    moved = corrected + (tau**2)[:, None, None] * (f - corrected[end])[None]
+    return jnp.where(inside, moved, train), jnp.where(inside, predicted, provisional)
 
 
 @jit
-def _others(
-    motion: Motion,
-    coefficients: Array,
-    path: Array,
-    start: Array,
-    end: Array,
-    arrived: Array | None,
+def _test_path(
+    motion: Motion, coefficients: Array, path: Array, start: Array, end: Array, exact: Array | None
 ) -> Array:
-    """Outputs on other samples (T + 1, M, C), moved by the updates of a run.
+    """Outputs on test samples (T + 1, M, C), moved by the updates of a run.
 
     Args:
         motion: of these samples, with their cross kernels (M, C, N, C).
@@ -293,29 +268,29 @@ def _others(
         path: outputs up to the start.
         start: the run's first step.
         end: its last.
-        arrived: the network's outputs at its end (M, C); None where these are not known.
+        exact: the network's outputs at its end (M, C), or None.
     """
     count, k, classes = len(motion.ends), len(motion.ends[0].pushed), path.shape[2]
     updates = jnp.diff(coefficients, axis=0)
     parts = jnp.split(updates[:, : updates.shape[1] - k], count, axis=1)
-    first, *rest = (part.reshape(len(updates), -1, classes) for part in parts)
+    first, *second = (part.reshape(len(updates), -1, classes) for part in parts)
     carried, ts = updates[:, -k:], jnp.arange(len(path))
     if motion.tau is None:
-        (end_of,) = motion.ends
-        moves = apply_kernel(end_of.kernel, first) + jnp.tensordot(carried, end_of.pushed, 1)
+        (near,) = motion.ends
+        moves = apply_kernel(near.kernel, first) + jnp.tensordot(carried, near.pushed, 1)
     else:
         # J(tau) (J_near^T p + J_far^T q) with J(tau) = (1 - tau) J_near + tau J_far, where the mean
-        # of both kernels stands for the products J_near J_far^T, which nobody has computed.
-        (near, far), tau, both = motion.ends, motion.tau[:-1, None, None], first + rest[0]
+        # of both kernels approximates the products J_near J_far^T.
+        (near, far), tau, both = motion.ends, motion.tau[:-1, None, None], first + second[0]
         moves = apply_kernel(near.kernel, ((1 - tau) * both + first) / 2)
-        moves = moves + apply_kernel(far.kernel, (tau * both + rest[0]) / 2)
+        moves = moves + apply_kernel(far.kernel, (tau * both + second[0]) / 2)
         moves = moves + (1 - tau) * jnp.tensordot(carried, near.pushed, 1)
         moves = moves + tau * jnp.tensordot(carried, far.pushed, 1)
     inside = ((ts > start) & (ts <= end))[:, None, None]
     moves = jnp.where(inside[1:], moves, 0.0)
     moved = motion.f[None] + jnp.concatenate([jnp.zeros_like(moves[:1]), jnp.cumsum(moves, 0)])
     moved = jnp.where(jnp.isfinite(moved), moved, motion.f[None])
-    if arrived is not None and motion.tau is not None:
-        arrived = jnp.where(jnp.all(jnp.isfinite(arrived)), arrived, moved[end])
-        moved = moved + (motion.tau**2)[:, None, None] * (arrived - moved[end])[None]
+    if exact is not None and motion.tau is not None:
+        exact = jnp.where(jnp.all(jnp.isfinite(exact)), exact, moved[end])
+        moved = moved + (motion.tau**2)[:, None, None] * (exact - moved[end])[None]
     return jnp.where(inside, moved, path)

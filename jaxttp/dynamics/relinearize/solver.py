@@ -1,12 +1,12 @@
-"""One step of the integrator: a segment of the path in second order, and what comes of it.
+"""One step of the integrator: a segment of the path in second order, and its outcome.
 
 The path is that of w' = -J(w)^T g. Within a segment the linearized dynamics are solved exactly, by
 the recursion, with the kernel interpolated between both ends: an exponential Heun method. The end
-is first predicted with the kernel at the start alone; what the correction changes is the error
-estimate. Then the network is evaluated at the corrected end. What the linearizations miss of its
-outputs there, the defect, drives the segment once more as a forcing, so that the dynamics answer to
-it: along stiff directions training contracts it at once, and added afterwards it would stay. The
-little that is still missed then is added (`integrate`).
+is first predicted with the kernel at the start alone; the change by the correction is the error
+estimate. Then the network is evaluated at the corrected end. The defect, its outputs minus the
+linearized ones, drives the segment once more as a forcing: along stiff directions training
+contracts it at once, whereas a defect added afterwards would stay. The small remaining defect is
+added (`integrate`).
 """
 
 import dataclasses
@@ -36,17 +36,17 @@ from jaxttp.ntk.kernels import Kernel
 
 
 class Outcome(enum.Enum):
-    """What came of a step."""
+    """The outcome of a step."""
 
     ACCEPTED = "the segment is part of the path"
-    REJECTED = "its error is too large: a shorter one is to be tried"
+    REJECTED = "its error is too large: a shorter one is tried next"
     FROZEN = "the path stays beyond the edge of stability: a kernel from before it is kept"
-    DIVERGED = "outputs or kernel are not finite: the last outputs that were are kept"
+    DIVERGED = "outputs or kernel are not finite: the last finite outputs are kept"
 
 
 @dataclasses.dataclass
 class Costs:
-    """What was spent so far: kernels, Jacobian products over all samples, recursion steps."""
+    """The cost so far: kernels, Jacobian products over all samples, recursion steps."""
 
     kernels: int = 0
     products: int = 0
@@ -55,7 +55,7 @@ class Costs:
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-    """What does not change along a path.
+    """The constants of a path.
 
     Attributes:
         outputs: (weights, x) -> f (N, C).
@@ -95,21 +95,12 @@ class Setup:
     cross_fn: Callable[[Params], Kernel] | None = None
     costs: Costs = dataclasses.field(default_factory=Costs)
 
-    def kernel(self, weights: Params) -> Kernel:
-        """Theta at these weights."""
-        self.costs.kernels += 1
-        return self.kernel_fn(weights)
-
     def damping(self, kernel: Kernel, f: Array, step: int) -> tuple[Damping | None, float]:
-        """What keeps the next steps with this kernel stable, and its curvature over the limit."""
+        """The damping for the next steps with this kernel, and its curvature over the limit."""
         if not self.damps:
             return None, 0.0
         limit = float(np.min(self.limits[min(step, self.steps - 1) :][:HORIZON]))
         return damping(kernel, f, self.targets, self.loss, limit, CONTROLS.damped)
-
-    def curve(self, path: Array) -> np.ndarray:
-        """The losses along outputs (T + 1, N, C)."""
-        return np.asarray(curves(path, self.targets, self.loss)[0], np.float64)
 
     def losses(self, *outputs: Array) -> list[float]:
         """The loss of each of these outputs (N, C)."""
@@ -121,22 +112,22 @@ HORIZON = 64
 
 
 class State(NamedTuple):
-    """Where a path is.
+    """The current point of a path.
 
     Attributes:
         step: the step.
         point: weights near those of the path, where the kernel is computed: the predicted end of
-            the segment before. At its corrected end the kernel would have to be built again.
-        here: the linearization there.
+            the segment before. A kernel at its corrected end would be one more.
+        linearization: of the network at `point`.
         weights: of the path.
-        velocities: what the optimizer has accumulated, in weight space; None for zero.
+        velocities: the optimizer's accumulators, in weight space; None for zero.
         outputs: of the network at the path's weights (N, C).
-        optimizer: its state with one parameter: counters count, not what it has accumulated.
+        optimizer: its state with one parameter, of which only the counters are used.
     """
 
     step: int
     point: Params
-    here: Linearization
+    linearization: Linearization
     weights: Params
     velocities: tuple[Params | None, ...]
     outputs: Float[Array, "n c"]
@@ -150,7 +141,7 @@ class Prediction(NamedTuple):
         train: outputs (T + 1, N, C), from the state's step on.
         coefficients: of the weights (T + 1, N C + 1 + k), likewise.
         diverged_at: see `Followed`.
-        path: the length of the path through weight space up to every step (T + 1,), from there on.
+        path: the length of the path through weight space from the state to every step (T + 1,).
         decrease: of the loss, from step 0 to the horizon.
     """
 
@@ -167,26 +158,26 @@ class Segment(NamedTuple):
     Attributes:
         end: its last step.
         points: weights at its linearizations, the first at its start.
-        kernels: there.
+        kernel: at the second.
         damping: at the second.
-        tau: how far every step is from the first to the second (T + 1,), in the predicted length of
-            the path; of a long segment most of the way is covered in the first steps.
+        tau: the position of every step between both (T + 1,), as a fraction of the predicted path
+            length; the first steps of a long segment cover most of it.
     """
 
     end: int
     points: list[Params]
-    kernels: list[Kernel]
+    kernel: Kernel
     damping: Damping | None
     tau: Float[Array, " t"]
 
 
 class Arrival(NamedTuple):
-    """Where a segment leads.
+    """The end of a segment.
 
     Attributes:
-        run: the last one.
+        run: the run of the recursion.
         weights: at its end.
-        outputs: of the network there.
+        outputs: of the network at these weights.
     """
 
     run: Followed
@@ -195,13 +186,13 @@ class Arrival(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What came of a step.
+    """The result of a step.
 
     Attributes:
         outcome: which of the fields count.
         error: the largest change of the losses by the correction, as a fraction of the decrease.
-        segment: where it was accepted,
-        arrival: where it leads then.
+        segment: the accepted segment,
+        arrival: and its end.
         sharpness: the curvature at its end as a multiple of the limit.
     """
 
@@ -222,17 +213,15 @@ def at(path: Array, step: Any) -> Array:
 
 
 def linearize(
-    setup: Setup, state: State, kernel: Kernel, point: Params, damped: Damping | None
+    setup: Setup, state: State, kernel: Kernel, point: Params, damping: Damping | None
 ) -> Linearization:
-    """A point of linearization, for what the state carries."""
-    carried = [state.weights if setup.decays else None, *state.velocities]
-    return Linearization(kernel, push_all(setup, point, setup.x, carried, state.outputs), damped)
+    """The linearization at a point, for the vectors that the state carries."""
+    return Linearization(kernel, push_carried(setup, state, point, setup.x, state.outputs), damping)
 
 
-def push_all(
-    setup: Setup, point: Params, x: Any, vectors: list[Params | None], like: Array
-) -> Array:
-    """J v at a point (k, ., C), zero for a vector that is None."""
+def push_carried(setup: Setup, state: State, point: Params, x: Any, like: Array) -> Array:
+    """J v at a point (k, ., C) for the carried vectors, zero for a vector that is None."""
+    vectors = _carried(setup, state)
     setup.costs.products += sum(vector is not None for vector in vectors)
     none = np.zeros(like.shape, like.dtype)
     # NumPy stacks without a compiled function for every number of vectors.
@@ -240,23 +229,28 @@ def push_all(
     return jax.device_put(np.stack(pushed))
 
 
+def _carried(setup: Setup, state: State) -> list[Params | None]:
+    """The weights, where they enter the outputs, and the velocities."""
+    return [state.weights if setup.decays else None, *state.velocities]
+
+
 def combine(setup: Setup, state: State, points: list[Params], row: Array | np.ndarray) -> Params:
     """The vector of weight space with these coefficients, see `Motion`."""
-    size, shape, host = state.outputs.size, state.outputs.shape, np.asarray(row)
+    row = np.asarray(row)
+    duals, weights = np.split(row, [len(points) * state.outputs.size])
+    duals = duals.reshape(-1, *state.outputs.shape)
     setup.costs.products += len(points)
-    total, one = None, np.ones((), host.dtype)
-    for i, point in enumerate(points):
-        dual = jax.device_put(host[i * size :][:size].reshape(shape))
-        part = setup.pull(point, setup.x, dual)
-        total = part if total is None else add_scaled(total, one, part)
-    rest = zip(host[len(points) * size :], [state.weights, *state.velocities], strict=True)
-    for weight, vector in rest:
+    total = setup.pull(points[0], setup.x, jax.device_put(duals[0]))
+    for point, dual in zip(points[1:], duals[1:], strict=True):
+        part = setup.pull(point, setup.x, jax.device_put(dual))
+        total = add_scaled(total, np.ones((), row.dtype), part)
+    for weight, vector in zip(weights, [state.weights, *state.velocities], strict=True):
         total = total if vector is None else add_scaled(total, weight, vector)
     return total
 
 
 def run(setup: Setup, state: State, motion: Motion, end: int, *, keep: bool = False) -> Followed:
-    """The recursion from a state to step `end`; with coefficients if they are to be kept."""
+    """The recursion from a state to step `end`; with its coefficients if `keep`."""
     setup.costs.steps += end - state.step
     return inlined(_run, setup.optimizer)(
         setup.optimizer, setup.loss, motion, state.optimizer, setup.targets, setup.indices,
@@ -278,48 +272,48 @@ def _run(
     steps: int,
     keep: bool,
 ) -> Followed:
-    # What the optimizer has accumulated is in weight space (`State.velocities`): its state here
-    # holds coefficients of those vectors, one for each to begin with.
+    # The accumulators are in weight space (`State.velocities`): here the optimizer's state holds
+    # coefficients of those vectors, initially one for each.
     carried = iter(range(1, len(motion.ends[0].pushed)))
     state = optax.tree_utils.tree_map_params(
         optimizer, lambda leaf: motion.unit(next(carried)).astype(leaf.dtype), state
     )
     f = motion.f
-    found = follow(
+    followed = follow(
         optimizer, loss, motion, (motion.unit(0), state), targets, indices, start, end,
         records=jnp.zeros((steps + 1, *f.shape), f.dtype),
         coefficients=jnp.zeros((steps + 1, motion.size), f.dtype) if keep else None,
     )  # fmt: skip
-    # A number for every accumulator, so that one compiled function serves all segments.
+    # A scalar for every accumulator, so that one compiled function serves all segments.
     counters = optax.tree_utils.tree_map_params(
-        optimizer, lambda leaf: jnp.zeros((), leaf.dtype), found.state
+        optimizer, lambda leaf: jnp.zeros((), leaf.dtype), followed.state
     )
-    return found._replace(state=counters)
+    return followed._replace(state=counters)
 
 
 def predict(setup: Setup, state: State) -> Prediction:
     """The path to the horizon with the current kernel."""
-    found = run(setup, state, Motion([state.here], state.outputs), setup.steps, keep=True)
-    carried = [state.weights if setup.decays else None, *state.velocities]
+    ahead = run(setup, state, Motion([state.linearization], state.outputs), setup.steps, keep=True)
+    carried = _carried(setup, state)
     products = np.array([
         [0.0 if a is None or b is None else float(inner(a, b)) for b in carried] for a in carried
     ])  # fmt: skip
-    length = np.asarray(_lengths(state.here, found.coefficients, products), np.float64)
+    assert ahead.coefficients is not None  # they are kept
+    length = np.asarray(_lengths(state.linearization, ahead.coefficients, products), np.float64)
     length = np.where(np.arange(len(length)) > state.step, length, 0.0)
-    first, last = setup.losses(setup.f0, at(found.records, setup.steps))
-    assert found.coefficients is not None  # they were to be kept
+    first, last = setup.losses(setup.f0, at(ahead.records, setup.steps))
     decrease, path = abs(first - last), np.cumsum(length)
-    return Prediction(found.records, found.coefficients, int(found.diverged_at), path, decrease)
+    return Prediction(ahead.records, ahead.coefficients, int(ahead.diverged_at), path, decrease)
 
 
 @jit
-def _lengths(here: Linearization, coefficients: Array, products: Array) -> Array:
+def _lengths(linearization: Linearization, coefficients: Array, products: Array) -> Array:
     """The length in weight space of every step's update (T + 1,)."""
     updates = jnp.diff(coefficients, axis=0, prepend=coefficients[:1])
-    k, shape = len(here.pushed), here.pushed.shape[1:]
+    k, shape = len(linearization.pushed), linearization.pushed.shape[1:]
     dual, carried = updates[:, :-k].reshape(-1, *shape), updates[:, -k:]
-    square = jnp.sum(dual * apply_kernel(here.kernel, dual), (1, 2))
-    square = square + 2 * jnp.einsum("tk,tnc,knc->t", carried, dual, here.pushed)
+    square = jnp.sum(dual * apply_kernel(linearization.kernel, dual), (1, 2))
+    square = square + 2 * jnp.einsum("tk,tnc,knc->t", carried, dual, linearization.pushed)
     square = square + jnp.einsum("tk,kj,tj->t", carried, products.astype(dual.dtype), carried)
     return jnp.sqrt(jnp.maximum(square, 0.0))
 
@@ -328,9 +322,9 @@ def step(setup: Setup, state: State, ahead: Prediction, end: int, limit: float) 
     """Take the segment from a state to step `end`.
 
     Args:
-        setup: what does not change.
-        state: where the path is.
-        ahead: predicted from there.
+        setup: constants of the path.
+        state: the current point of the path.
+        ahead: the prediction from this point.
         end: the segment's last step.
         limit: the largest acceptable error; infinite where no shorter segment is left to try.
     """
@@ -338,56 +332,51 @@ def step(setup: Setup, state: State, ahead: Prediction, end: int, limit: float) 
     if not np.all(np.isfinite(row)):
         return Step(Outcome.DIVERGED)
     point = combine(setup, state, [state.point], row)
-    kernel = setup.kernel(point)
+    kernel = setup.kernel_fn(point)
+    setup.costs.kernels += 1
     if not bool(_is_finite(kernel)):
         return Step(Outcome.DIVERGED)
     damped, sharpness = None, 0.0
-    if setup.damps and bool(is_nonlinear(state.here.kernel, kernel)):
+    if setup.damps and bool(is_nonlinear(state.linearization.kernel, kernel)):
         damped, sharpness = setup.damping(kernel, at(ahead.train, end), end)
     length = ahead.path - ahead.path[state.step]
-    tau = np.clip(length / (length[end] if length[end] > 0 else 1.0), 0.0, 1.0)
-    segment = Segment(
-        end,
-        [state.point, point],
-        [state.here.kernel, kernel],
-        damped,
-        jax.device_put(tau.astype(row.dtype)),
-    )
+    fractions = np.clip(length / (length[end] if length[end] > 0 else 1.0), 0.0, 1.0)
+    tau = jax.device_put(fractions.astype(row.dtype))
+    segment = Segment(end, [state.point, point], kernel, damped, tau)
     far = linearize(setup, state, kernel, point, damped)
-    motion = Motion(
-        [state.here, far], state.outputs, segment.tau, jax.device_put(np.zeros_like(state.outputs))
-    )
-    found = run(setup, state, motion, end, keep=setup.x_test is not None)
-    error = _change(setup, ahead, found.records, state.step, end)
+    forcing = jax.device_put(np.zeros_like(state.outputs))
+    motion = Motion([state.linearization, far], state.outputs, tau, forcing)
+    corrected = run(setup, state, motion, end, keep=setup.x_test is not None)
+    error = _change(setup, ahead, corrected.records, state.step, end)
     if not error <= limit:
         return Step(Outcome.REJECTED, error)
-    # A path that comes back below the edge keeps its damped segments; one that never does, not.
+    # A path that comes back below the edge keeps its damped segments; otherwise they are dropped.
     if sharpness > 1 and end == setup.steps:
         return Step(Outcome.FROZEN, error, sharpness=sharpness)
-    arrival = _correct(setup, state, segment, motion, found)
+    arrival = _correct(setup, state, segment, motion, corrected)
     return Step(Outcome.ACCEPTED, error, segment, arrival, sharpness)
 
 
 def _correct(
-    setup: Setup, state: State, segment: Segment, motion: Motion, found: Followed
+    setup: Setup, state: State, segment: Segment, motion: Motion, followed: Followed
 ) -> Arrival:
-    """The end of a segment by the network's outputs there, run again where they differ."""
+    """The end of a segment; the segment is run again where the network's outputs differ there."""
     end = segment.end
-    arrival = _arrive(setup, state, segment, found)
-    first, then, now = setup.losses(setup.f0, at(found.records, end), arrival.outputs)
-    if abs(now - then) <= CONTROLS.defect * abs(first - now):
+    arrival = _arrive(setup, state, segment, followed)
+    first, linearized, exact = setup.losses(setup.f0, at(followed.records, end), arrival.outputs)
+    if abs(exact - linearized) <= CONTROLS.defect * abs(first - exact):
         return arrival
-    missed = np.asarray(arrival.outputs) - np.asarray(at(found.records, end))
-    forced = motion._replace(forcing=jax.device_put(missed))
-    again = run(setup, state, forced, end, keep=found.coefficients is not None)
-    other = _arrive(setup, state, segment, again)
-    # The forcing can overshoot: the run is kept that agrees better with the network.
-    return other if _gap(other, end) < _gap(arrival, end) else arrival
+    defect = np.asarray(arrival.outputs) - np.asarray(at(followed.records, end))
+    motion = motion._replace(forcing=jax.device_put(defect))
+    followed = run(setup, state, motion, end, keep=followed.coefficients is not None)
+    forced = _arrive(setup, state, segment, followed)
+    # The forcing can overshoot: the run that agrees better with the network is kept.
+    return forced if _gap(forced, end) < _gap(arrival, end) else arrival
 
 
-def _arrive(setup: Setup, state: State, segment: Segment, found: Followed) -> Arrival:
-    weights = combine(setup, state, segment.points, found.rows[0])
-    return Arrival(found, weights, setup.outputs(weights, setup.x))
+def _arrive(setup: Setup, state: State, segment: Segment, followed: Followed) -> Arrival:
+    weights = combine(setup, state, segment.points, followed.rows[0])
+    return Arrival(followed, weights, setup.outputs(weights, setup.x))
 
 
 def _gap(arrival: Arrival, end: int) -> float:
@@ -396,8 +385,9 @@ def _gap(arrival: Arrival, end: int) -> float:
     return float(np.linalg.norm(gap)) if np.all(np.isfinite(gap)) else np.inf
 
 
-def _change(setup: Setup, ahead: Prediction, found: Array, start: int, end: int) -> float:
+def _change(setup: Setup, ahead: Prediction, train: Array, start: int, end: int) -> float:
     """The largest change of the losses by the correction, as a fraction of the decrease."""
-    before, after = (setup.curve(path)[start : end + 1] for path in (ahead.train, found))
+    losses = (curves(path, setup.targets, setup.loss)[0] for path in (ahead.train, train))
+    before, after = (np.asarray(loss, np.float64)[start : end + 1] for loss in losses)
     change = float(np.max(np.abs(before - after))) / max(ahead.decrease, 1e-30)
     return change if np.isfinite(change) else np.inf

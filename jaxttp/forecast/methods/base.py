@@ -1,8 +1,8 @@
-"""What every dynamics shares: the kernels it may ask for, the path it returns, its four duties.
+"""The interface of dynamics: the kernels they use, the path they return, and four methods.
 
-A dynamics is a value. It refuses what it cannot follow before a kernel exists (`check`), follows a
-training (`follow`), knows what its rates are held against (`rates`), and says how far its path can
-be trusted (`doubt`). A new one is one class in a file of its own; see CONTRIBUTING.
+A dynamics is a value. It refuses a training that it cannot follow before a kernel exists (`check`),
+computes the path (`follow`), compares rates with their limits (`rates`), and gives reliability
+warnings (`doubt`). A new one is one class in a file of its own; see CONTRIBUTING.
 """
 
 import abc
@@ -34,15 +34,15 @@ from jaxttp.ntk.kernels import Factored, Kernel
 
 
 class Linearizer:
-    """Linearisations of a problem: kernels, built when they are asked for, kept once, and counted.
+    """Linearizations of a problem: kernels, built on demand, the first one kept, and counted.
 
     Args:
         problem: network and data.
         estimator: how kernels are computed.
         progress: called with (stage, done, total).
         first: the kernel before training, where it is available.
-        asks: whether the network is asked what it says of a path on one kernel, unless it is linear
-            in its trained weights, whose kernel is everywhere the first one.
+        is_checked: whether a path on one kernel is compared with the network, unless this is linear
+            in its trained weights.
     """
 
     def __init__(
@@ -51,34 +51,32 @@ class Linearizer:
         estimator: KernelEstimator | None = None,
         progress: Progress | None = None,
         first: Kernel | None = None,
-        asks: bool = True,
+        is_checked: bool = True,
     ) -> None:
         self.problem = problem
         self.estimator = Exact() if estimator is None else estimator
         self.progress = progress
         self.kernels = 0
-        self._asks = asks
+        self._is_checked = is_checked
         self.rebuilds_cross = True
-        self.passes = 0  # through the network, beside those of kernels and paths
+        self.passes = 0  # through the network, apart from those of kernels and paths
         if first is not None:
             self.__dict__["estimate"] = Estimate(first)
 
     @property
-    def asks(self) -> bool:
-        """Whether the network is asked what it says of a path on one kernel."""
-        is_known = self.problem.is_linear and isinstance(self.estimator, Exact)
-        return self._asks and not is_known  # a sketch may be off where the network is linear, too
+    def is_checked(self) -> bool:
+        """Whether a path on one kernel is compared with the network."""
+        is_exact = self.problem.is_linear and isinstance(self.estimator, Exact)
+        return self._is_checked and not is_exact  # of a linear network a sketch has errors, too
 
     def centered(self) -> "Linearizer":
-        """Linearizations of the centered logits of these outputs, counted by themselves.
+        """Linearizations of the centered logits of these outputs, with counters of their own.
 
-        The kernel before training is that of this one where it was built, so that many may share
-        it.
+        They share the kernel before training where it was built.
         """
-        small = self.problem.centered()
-        if small is self.problem:
-            return Linearizer(small, self.estimator, first=self.known)
-        first = None if self.known is None else self._first_centered
+        small, first = self.problem.centered(), self.built
+        if first is not None and small is not self.problem:
+            first = self._first_centered
         return Linearizer(small, self.estimator, first=first)
 
     @functools.cached_property
@@ -89,30 +87,30 @@ class Linearizer:
     def take(
         self, rows: np.ndarray | None = None, unseen: np.ndarray | None = None
     ) -> "Linearizer":
-        """Linearisations of some of the samples, counted by themselves, used for nothing else.
+        """Linearizations of some of the samples, with counters of their own and no check.
 
         Their kernel before training is a block of this one where that was built.
 
         Args:
-            rows: their numbers; all of them when None.
-            unseen: those of others that are their test samples, where the kernel is available; the
-                cross kernel is that before training then, and rebuilt for no weights.
+            rows: indices of the samples; all of them when None.
+            unseen: indices of test samples, used where the kernel was built; their cross kernel is
+                that before training and never rebuilt.
         """
-        known = self.known
-        if rows is None:
-            return Linearizer(self.problem, self.estimator, self.progress, known, asks=False)
-        if known is None:
-            return Linearizer(self.problem.take(rows), self.estimator, self.progress, asks=False)
-        problem, first = self.problem.take(rows, unseen), block_of(known, rows, rows)
-        found = Linearizer(problem, self.estimator, self.progress, first, asks=False)
+        first, problem = self.built, self.problem
+        if rows is not None:
+            problem = problem.take(rows, None if first is None else unseen)
+        if rows is None or first is None:
+            return Linearizer(problem, self.estimator, self.progress, first, is_checked=False)
+        block = block_of(first, rows, rows)
+        part = Linearizer(problem, self.estimator, self.progress, block, is_checked=False)
         if unseen is not None:
-            cross = block_of(known, unseen, rows)
-            found.__dict__["cross"] = {"kernel_test": cross, "f0_test": problem.f0_test}
-            found.rebuilds_cross = False
-        return found
+            cross = block_of(first, unseen, rows)
+            part.__dict__["cross"] = {"kernel_test": cross, "f0_test": problem.f0_test}
+            part.rebuilds_cross = False
+        return part
 
     def report(self, stage: str, done: int = 0, total: int = 1) -> None:
-        """Tell whoever listens how far it has come."""
+        """Report progress."""
         if self.progress is not None:
             self.progress(stage, done, total)
 
@@ -120,10 +118,10 @@ class Linearizer:
     def estimate(self) -> Estimate:
         """The kernel before training, and kernels that lack a part of its sketch."""
         self.report("kernel")
-        found = self._estimate(self.problem.weights)
-        self.problem.check_gradients(found.kernel)
+        estimate = self._estimate(self.problem.weights)
+        self.problem.check_gradients(estimate.kernel)
         self.report("dynamics")
-        return found
+        return estimate
 
     @property
     def first(self) -> Kernel:
@@ -131,8 +129,8 @@ class Linearizer:
         return self.estimate.kernel
 
     @property
-    def known(self) -> Kernel | None:
-        """The same where it was built already; None where nobody has asked for it."""
+    def built(self) -> Kernel | None:
+        """Theta before training where it was built; else None."""
         return self.estimate.kernel if "estimate" in self.__dict__ else None
 
     def at(self, weights: Params) -> Kernel:
@@ -142,14 +140,12 @@ class Linearizer:
 
     def _estimate(self, weights: Params) -> Estimate:
         self.kernels += 1
-        tiles = None
-        if self.progress is not None:
-            tiles = functools.partial(self.progress, "kernel")
-        return self.estimator.estimate(self.problem, weights, tiles)
+        chunks = None if self.progress is None else functools.partial(self.progress, "kernel")
+        return self.estimator.estimate(self.problem, weights, chunks)
 
     @functools.cached_property
     def cross(self) -> dict[str, Any]:
-        """The cross kernel and test outputs before training, as the dynamics call them; or none."""
+        """The dynamics' arguments for test samples before training; empty without these."""
         if self.problem.x_test is None:
             return {}
         kernel = self._cross(self.problem.weights)
@@ -159,7 +155,7 @@ class Linearizer:
     def cross_at(self, weights: Params) -> Kernel:
         """Theta(x_test, x) at these weights of the trained part; that before training is kept."""
         is_first = weights is self.problem.weights or self.problem.is_linear
-        is_first |= not self.rebuilds_cross
+        is_first = is_first or not self.rebuilds_cross
         return self.cross["kernel_test"] if is_first else self._cross(weights)
 
     def _cross(self, weights: Params) -> Kernel:
@@ -169,17 +165,16 @@ class Linearizer:
     @functools.cached_property
     def tangents(self) -> dict[str, Array]:
         """J w_0 on the samples and, where there are any, on the test samples (for decay)."""
-        problem = self.problem
-        weights, push = problem.weights, compile_network(problem.network)[2]
-        found = {"initial_tangent": push(weights, problem.x, weights)}
+        problem, weights = self.problem, self.problem.weights
+        push = compile_network(problem.network)[2]
+        tangents = {"initial_tangent": push(weights, problem.x, weights)}
         if problem.x_test is not None:
-            there = push(weights, problem.x_test, weights)
-            found["initial_tangent_test"] = there
-        return found
+            tangents["initial_tangent_test"] = push(weights, problem.x_test, weights)
+        return tangents
 
     @functools.cached_property
     def curvature(self) -> Any:
-        """The largest curvature before training, by the compiled function of rebuilt kernels."""
+        """The largest curvature before training."""
         problem = self.problem
         values, *_ = curvature_modes(self.first, problem.f0, problem.targets, problem.loss)
         return np.asarray(values)[0]
@@ -202,11 +197,11 @@ def largest_rate(curvature: Any, momentum: float) -> float:
 
 
 def recur(
-    lines: Linearizer, descent: Descent, kernel: Kernel | None = None, **cross: Any
+    linearizer: Linearizer, descent: Descent, kernel: Kernel | None = None, **cross: Any
 ) -> Trajectory:
-    """`recursion` of a training, on the kernel before training or on another one in its place."""
-    problem, kernel = lines.problem, lines.first if kernel is None else kernel
-    tangents = lines.tangents if descent.decays else {}
+    """`recursion` of a training, on `kernel` or the kernel before training."""
+    problem, kernel = linearizer.problem, linearizer.first if kernel is None else kernel
+    tangents = linearizer.tangents if descent.decays else {}
     return recursion(
         kernel, problem.f0, problem.targets, loss=problem.loss, steps=descent.steps,
         optimizer=descent.stepper, **descent.batches, **tangents, **cross,
@@ -244,7 +239,7 @@ class Draws:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Path:
-    """What every dynamics returns.
+    """A predicted training run, as every dynamics returns it.
 
     Attributes:
         outputs: (T + 1, N, C), the mean over draws where there are many.
@@ -253,11 +248,11 @@ class Path:
         test_loss: on the test samples (T + 1,), or None.
         test_error: the same.
         diverged: whether outputs could not be represented.
-        gradient_evaluations: passes back through the network, those of kernels apart.
-        products: of a kernel with outputs, about.
-        uncertainty: its own estimate of the error of `loss` (T + 1,), or None.
+        gradient_evaluations: backward passes, without those of kernels.
+        products: approximate number of products of a kernel with outputs.
+        uncertainty: estimated error of `loss` (T + 1,), or None.
         draws: curves of many draws, or None.
-        auxiliary: data of the dynamics that its own `doubt` reads.
+        auxiliary: data for the `doubt` of the dynamics.
         frozen_from: the step whose kernel is frozen from there on, because the path stays beyond
             the edge of stability; None for never.
     """
@@ -277,10 +272,10 @@ class Path:
 
     @classmethod
     def of(
-        cls, lines: Linearizer, outputs: Array, test: Array | None = None, **more: Any
+        cls, linearizer: Linearizer, outputs: Array, test: Array | None = None, **more: Any
     ) -> "Path":
         """The path of these outputs (T, N, C), or of many paths (P, T, N, C)."""
-        problem = lines.problem
+        problem = linearizer.problem
         loss, error = loss_and_error(problem.loss, outputs, problem.targets)
         if test is not None and problem.loss_test is not None and problem.targets_test is not None:
             curves = loss_and_error(problem.loss_test, test, problem.targets_test)
@@ -290,11 +285,11 @@ class Path:
 
 
 class Doubt(NamedTuple):
-    """Why a path is doubted.
+    """A reliability warning of a path.
 
     Attributes:
         words: a sentence.
-        since: the step from which on it states no size; None where it always does.
+        since: the step from which on the error has no estimate; None for never.
     """
 
     words: str
@@ -302,26 +297,26 @@ class Doubt(NamedTuple):
 
 
 class Dynamics(abc.ABC):
-    """How outputs move under a training; see the module."""
+    """How outputs move during training; see the module."""
 
     name: ClassVar[str]
-    """What results call it."""
+    """Its name in results."""
     kernels: ClassVar[bool] = True
-    """Whether it follows kernels, so that a sketch's error is its error."""
+    """Whether it uses kernels, and so has the error of a sketch."""
     by_products: ClassVar[bool] = False
-    """Whether it asks products of a kernel alone, so that this may lie on many devices."""
+    """Whether it only multiplies by kernels, which may then be sharded over devices."""
     is_judged_by_loss: ClassVar[bool] = False
-    """Whether rates may be beyond the first kernel's limit: the path knows what comes of it."""
+    """Whether the predicted loss alone decides stability, not the first kernel's limit."""
     is_centre: ClassVar[bool] = True
-    """Whether it is one path of the given samples, around which others may be put."""
+    """Whether it is a single path of the given samples, and can be the centre of another."""
 
     def check(self, descent: Descent, weights: Params, loss: Loss) -> None:  # noqa: B027
-        """Refuse, by name, a training that it cannot follow; before anything is computed.
+        """Refuse a training that it cannot follow, before anything is computed.
 
         Args:
             descent: the training.
-            weights: what it trains.
-            loss: of it.
+            weights: the trained weights.
+            loss: of the training.
 
         Raises:
             ValueError: it cannot be followed.
@@ -332,47 +327,45 @@ class Dynamics(abc.ABC):
         return problem.centered() if self.kernels else problem.whole or problem
 
     @abc.abstractmethod
-    def follow(self, lines: Linearizer, descent: Descent) -> Path:
+    def follow(self, linearizer: Linearizer, descent: Descent) -> Path:
         """The path of a training that was checked."""
 
     def trained_samples(self, problem: Problem) -> int:
         """On how many samples the predicted training runs."""
         return problem.f0.shape[0]
 
-    def rates(self, lines: Linearizer, descent: Descent) -> tuple[float, Rates | None]:
-        """The largest stable rate, and every step's rate beside its own where that is known."""
-        limit = self.limit(lines, descent.momentum)
+    def rates(self, linearizer: Linearizer, descent: Descent) -> tuple[float, Rates | None]:
+        """The largest stable rate, and the rates of all steps with their limits where known."""
+        limit = self.limit(linearizer, descent.momentum)
         if descent.learning_rate is not None:
             return limit, constant_rate(descent.learning_rate, limit)
         if not self.kernels:
             return limit, None
-        # Of any linear optimizer: the limit at the step that is the farthest beyond.
-        assert not isinstance(descent.optimizer, HeavyBall)  # those by numbers have a rate
+        # Of any linear optimizer: the limit at the step that exceeds its own the most.
+        assert not isinstance(descent.optimizer, HeavyBall)  # which has a rate
         rates = optimizer_rates(descent.optimizer, descent.steps, 2.0 / limit)
         return (limit if rates is None or not np.isfinite(rates.limit) else rates.limit), rates
 
-    def limit(self, lines: Linearizer, momentum: float) -> float:
+    def limit(self, linearizer: Linearizer, momentum: float) -> float:
         """The largest stable rate of gradient descent with this momentum."""
-        return lines.momentum_limit(momentum)
+        return linearizer.momentum_limit(momentum)
 
     def is_stable(self, path: Path, rates: Rates | None, descent: Descent) -> bool:
-        """The one verdict: representable, never above twice its start, no rate beyond its limit."""
-        del descent
+        """Whether outputs are finite, the loss below twice its start, rates below their limits."""
         below = self.is_judged_by_loss or rates is None or not len(rates.above)
         return below and not path.diverged and not bool(rises(path.loss))
 
     def doubt(self, path: Path, rule: Rule) -> Doubt | None:
-        """How far its path can be trusted, where there is doubt."""
-        del path, rule
+        """A reliability warning, where there is one."""
         return None
 
     def plain_values(self) -> dict[str, Any]:
-        """Its options, as a result keeps them."""
+        """Its options, for `Prediction.hyperparameters`."""
         return {}
 
 
 def check_centre(centre: Dynamics) -> None:
-    """Refuse, as the centre of another dynamics, what is no single path of the given samples.
+    """Refuse a dynamics that cannot be the centre of another one.
 
     Raises:
         TypeError: no dynamics.

@@ -1,7 +1,8 @@
 """Dynamics of the network linearized once, at its weights before training."""
 
 import dataclasses
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -32,6 +33,7 @@ from jaxttp.forecast.uncertainty import (
     NO_CHECK,
     LinearizationCheck,
     check_linearization,
+    diverges,
     recentered,
     speed_warning,
 )
@@ -44,21 +46,21 @@ FORMED = 2048
 
 
 class OneKernel(Dynamics):
-    """What the dynamics on one kernel share: the network is evaluated at predicted weights."""
+    """Dynamics on one kernel: the network is evaluated at predicted weights as a check."""
 
-    def check_linearization(self, lines: Linearizer, descent: Descent) -> LinearizationCheck:
-        """What the network says along the path of the recursion, whose weights are known."""
-        return check_linearization(lines, descent) if lines.asks else NO_CHECK
+    def check_linearization(self, linearizer: Linearizer, descent: Descent) -> LinearizationCheck:
+        """The check at weights on the path of the recursion."""
+        return check_linearization(linearizer, descent) if linearizer.is_checked else NO_CHECK
 
     def doubt(self, path: Path, rule: Rule) -> Doubt | None:
-        """See `Dynamics`: of all times alike."""
-        words = speed_warning(path.auxiliary, path.loss)
-        return None if words is None else Doubt(words, 0)
+        """See `Dynamics`: it holds for all times."""
+        message = speed_warning(path.auxiliary, path.loss)
+        return None if message is None else Doubt(message, 0)
 
 
 @dataclasses.dataclass(frozen=True)
 class Recursion(OneKernel):
-    """Step for step, exact for the linearised network under a linear optimiser.
+    """Step for step, exact for the linearized network under a linear optimizer.
 
     Example:
         >>> Recursion().name
@@ -69,24 +71,23 @@ class Recursion(OneKernel):
     by_products = True
 
     def check(self, descent: Descent, weights: Params, loss: Loss) -> None:
-        """See `Dynamics`: the optimiser is one linear filter for all weights."""
+        """See `Dynamics`: the optimizer is one linear filter for all weights."""
         if not descent.is_plain:
             descent.response(weights)
 
-    def follow(self, lines: Linearizer, descent: Descent) -> Path:
+    def follow(self, linearizer: Linearizer, descent: Descent) -> Path:
         """See `Dynamics`."""
-        found = recur(lines, descent, **lines.cross)
-        assert found.diverged_at is not None  # steps can diverge
-        check = self.check_linearization(lines, descent)
+        trajectory = recur(linearizer, descent, **linearizer.cross)
+        check = self.check_linearization(linearizer, descent)
         return Path.of(
-            lines, found.train, found.test, diverged=int(found.diverged_at) >= 0,
+            linearizer, trajectory.train, trajectory.test, diverged=diverges(trajectory),
             gradient_evaluations=check.passes, products=descent.steps, auxiliary=check,
         )  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
 class Linear(Recursion):
-    """Of a network that is linear in its trained weights: what rebuilt kernels come to, on one.
+    """Recursion for a network that is linear in its trained weights, whose kernel is constant.
 
     Example:
         >>> Linear().name
@@ -107,37 +108,31 @@ class GradientFlow(OneKernel):
 
     name = "ode"
     by_products = True
+    solve: ClassVar[Callable[..., Trajectory]] = staticmethod(gradient_flow)
 
     def check(self, descent: Descent, weights: Params, loss: Loss) -> None:
         """See `Dynamics`: gradient descent with full batches."""
-        given = {
-            "optimizer": None if descent.is_plain else descent.optimizer,
-            "batch_size": descent.batch_size,
-        }
-        for name, value in given.items():
+        optimizer = None if descent.is_plain else descent.optimizer
+        for name, value in (("optimizer", optimizer), ("batch_size", descent.batch_size)):
             if value is not None:
                 raise ValueError(
                     f"{name} cannot be used with dynamics={self.name!r}; use 'recursion'."
                 )
 
-    def solve(self, *problem: Any, **options: Any) -> Trajectory:
-        """The flow of a kernel: `gradient_flow`."""
-        return gradient_flow(*problem, **options)
-
-    def follow(self, lines: Linearizer, descent: Descent) -> Path:
+    def follow(self, linearizer: Linearizer, descent: Descent) -> Path:
         """See `Dynamics`."""
-        problem = lines.problem
-        found = self.solve(
-            lines.first, problem.f0, problem.targets, loss=problem.loss,
+        problem = linearizer.problem
+        trajectory = self.solve(
+            linearizer.first, problem.f0, problem.targets, loss=problem.loss,
             ts=jnp.arange(descent.steps + 1, dtype=problem.f0.dtype),
             learning_rate=effective_learning_rate(descent.learning_rate, descent.momentum),
-            **lines.cross,
+            **linearizer.cross,
         )  # fmt: skip
         # The flow's weights are those of the recursion.
-        check = self.check_linearization(lines, descent)
+        check = self.check_linearization(linearizer, descent)
         return Path.of(
-            lines, found.train, found.test, gradient_evaluations=check.passes, auxiliary=check,
-            products=descent.steps,
+            linearizer, trajectory.train, trajectory.test, gradient_evaluations=check.passes,
+            auxiliary=check, products=descent.steps,
         )  # fmt: skip
 
 
@@ -152,6 +147,7 @@ class ClosedForm(GradientFlow):
 
     name = "closed_form"
     by_products = False
+    solve: ClassVar[Callable[..., Trajectory]] = staticmethod(closed_form)
 
     def check(self, descent: Descent, weights: Params, loss: Loss) -> None:
         """See `Dynamics`: the squared error, gradient descent with full batches."""
@@ -160,10 +156,6 @@ class ClosedForm(GradientFlow):
             raise ValueError(
                 f"loss={loss.name!r} has no closed form; use 'squared_error', or dynamics='ode'."
             )
-
-    def solve(self, *problem: Any, **options: Any) -> Trajectory:
-        """See `closed_form`."""
-        return closed_form(*problem, **options)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,7 +193,7 @@ class Noisy(OneKernel):
             check_centre(self.centre)
 
     def check(self, descent: Descent, weights: Params, loss: Loss) -> None:
-        """See `Dynamics`: a linear optimiser without weight decay, with mini-batches."""
+        """See `Dynamics`: a linear optimizer without weight decay, with mini-batches."""
         if descent.batch_size is None:
             raise ValueError(
                 "dynamics='sde' is the noise of mini-batches; give batch_size (and key), or use "
@@ -216,47 +208,47 @@ class Noisy(OneKernel):
             self.centre.check(descent.full, weights, loss)
 
     def view(self, problem: Problem) -> Problem:
-        """See `Dynamics`; "diagonal" noise is so in the eigenbasis of the whole kernel."""
+        """See `Dynamics`; "diagonal" noise is diagonal in the eigenbasis of the whole kernel."""
         if self.noise == "diagonal":
             return problem.whole or problem
         return super().view(problem)
 
-    def follow(self, lines: Linearizer, descent: Descent) -> Path:
+    def follow(self, linearizer: Linearizer, descent: Descent) -> Path:
         """See `Dynamics`."""
-        problem, centre = lines.problem, None
+        problem, centre = linearizer.problem, None
         if self.centre is not None:
-            centre = self.centre.follow(lines, descent.full)
+            centre = self.centre.follow(linearizer, descent.full)
         assert descent.batch_size is not None  # checked
-        test: Any = lines.cross if centre is None else {}  # else the centre follows them
+        test: Any = linearizer.cross if centre is None else {}  # else the centre has them
         save = "outputs" if centre is None else "curves"
-        found = diffusion(
-            lines.first, problem.f0, problem.targets, loss=problem.loss, steps=descent.steps,
+        paths = diffusion(
+            linearizer.first, problem.f0, problem.targets, loss=problem.loss, steps=descent.steps,
             optimizer=descent.stepper, batch_size=descent.batch_size, key=descent.key,
             protocol=descent.protocol, noise=self.noise, paths=self.paths, save=save, **test,
         )  # fmt: skip
         if centre is None:
-            assert found.train is not None  # the outputs were asked for
-            check = self.check_linearization(lines, descent)
+            assert paths.train is not None  # saved
+            check = self.check_linearization(linearizer, descent)
             path = Path.of(
-                lines, found.train, found.test, gradient_evaluations=check.passes,
-                diverged=int(jnp.max(found.diverged_at)) >= 0, auxiliary=check,
+                linearizer, paths.train, paths.test, gradient_evaluations=check.passes,
+                diverged=int(jnp.max(paths.diverged_at)) >= 0, auxiliary=check,
                 products=self.paths * descent.steps,
             )  # fmt: skip
-            losses = found.loss
+            losses = paths.loss
         else:
-            plain = curves(recur(lines, descent.full).train, problem.targets, problem.loss)[0]
-            losses = recentered(found.loss, plain, centre.loss)
+            plain = curves(recur(linearizer, descent.full).train, problem.targets, problem.loss)[0]
+            losses = recentered(paths.loss, plain, centre.loss)
             products = centre.products + self.paths * descent.steps
             path = dataclasses.replace(centre, auxiliary=centre, products=products)
-        draws = Draws(losses, found.error)
+        draws = Draws(losses, paths.error)
         return dataclasses.replace(path, loss=jnp.median(losses, axis=0), draws=draws)
 
     def is_stable(self, path: Path, rates: Rates | None, descent: Descent) -> bool:
         """See `Dynamics`."""
         if self.centre is None:
             return super().is_stable(path, rates, descent)
-        followed = path.auxiliary  # with what its own centre looks at
-        return self.centre.is_stable(followed, rates, descent) and not bool(rises(path.loss))
+        stable = self.centre.is_stable(path.auxiliary, rates, descent)
+        return stable and not bool(rises(path.loss))
 
     def doubt(self, path: Path, rule: Rule) -> Doubt | None:
         """See `Dynamics`: that of the centre, or of one kernel."""
@@ -271,7 +263,7 @@ class Noisy(OneKernel):
 
 @dataclasses.dataclass(frozen=True)
 class WeightSpace(Dynamics):
-    """The linearised network under any optimiser, at the cost of training.
+    """The linearized network under any optimizer, at the cost of training.
 
     Example:
         >>> WeightSpace().name
@@ -286,30 +278,33 @@ class WeightSpace(Dynamics):
         """See `Dynamics`."""
         check_stepping(descent.optimizer, weights)
 
-    def follow(self, lines: Linearizer, descent: Descent) -> Path:
+    def follow(self, linearizer: Linearizer, descent: Descent) -> Path:
         """See `Dynamics`."""
-        problem = lines.problem
-        found = weight_space(
+        problem = linearizer.problem
+        trajectory = weight_space(
             problem.network, problem.weights, problem.x, problem.targets, loss=problem.loss,
             steps=descent.steps, optimizer=descent.stepper, **descent.batches,
             x_test=problem.x_test,
         )  # fmt: skip
         return Path.of(
-            lines, found.train, found.test, diverged=int(found.diverged_at) >= 0,
-            gradient_evaluations=2 * descent.steps, auxiliary=found,
+            linearizer, trajectory.train, trajectory.test,
+            diverged=int(trajectory.diverged_at) >= 0, gradient_evaluations=2 * descent.steps,
+            auxiliary=trajectory,
         )  # fmt: skip
 
-    def limit(self, lines: Linearizer, momentum: float) -> float:
-        """See `Dynamics`; of many outputs by products with a kernel that is not formed."""
-        problem = lines.problem
+    def limit(self, linearizer: Linearizer, momentum: float) -> float:
+        """See `Dynamics`; with many outputs the kernel is not formed, only multiplied by."""
+        problem = linearizer.problem
         if problem.f0.size <= FORMED:
-            return super().limit(lines, momentum)
+            return super().limit(linearizer, momentum)
         operator = ntk_operator(problem.network, problem.weights, problem.x)
         curvature = operator_curvature(operator, problem.f0, problem.targets, problem.loss)
-        lines.passes += 2 * (OPERATOR_STEPS + 1)
+        linearizer.passes += 2 * (OPERATOR_STEPS + 1)
         return largest_rate(np.asarray(curvature), momentum)
 
     def doubt(self, path: Path, rule: Rule) -> Doubt | None:
         """See `Dynamics`: that of its end."""
-        found = path.auxiliary
-        return None if found.warnings is None else Doubt(found.warnings, found.doubted_from)
+        trajectory = path.auxiliary
+        if trajectory.warnings is None:
+            return None
+        return Doubt(trajectory.warnings, trajectory.doubted_from)

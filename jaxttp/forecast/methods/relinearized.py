@@ -18,15 +18,13 @@ MOST = 16
 
 @dataclasses.dataclass(frozen=True)
 class Relinearized(Dynamics):
-    """Second-order re-linearisation, see `jaxttp.dynamics.relinearized_recursion`.
+    """Second-order relinearization, see `jaxttp.dynamics.relinearized_recursion`.
 
     Attributes:
-        rebuilds: kernels after the first, placed along the path; "auto" for as many as `tolerance`
-            asks for.
-        tolerance: for "auto", see `relinearized_recursion`; None for 0.02 up to 300 steps, beyond
-            in proportion less (0.01 for 600).
-        most: for "auto", no more kernels than that after the first; they reach the horizon all the
-            same, in longer segments.
+        rebuilds: kernels after the first, along the path; "auto" for as many as `tolerance` needs.
+        tolerance: for "auto", see `relinearized_recursion`; None for 0.02 up to 300 steps, and
+            inversely proportional to the steps beyond (0.01 for 600).
+        most: for "auto", the most kernels after the first; segments are longer where it binds.
 
     Raises:
         ValueError: numbers out of range.
@@ -52,39 +50,39 @@ class Relinearized(Dynamics):
         check_integer("most", self.most, at_least=1)
 
     def check(self, descent: Descent, weights: Params, loss: Loss) -> None:
-        """See `Dynamics`: the optimiser is one linear filter for all weights."""
+        """See `Dynamics`: the optimizer is one linear filter for all weights."""
         if not descent.is_plain:
             descent.response(weights)
 
-    def follow(self, lines: Linearizer, descent: Descent) -> Path:
+    def follow(self, linearizer: Linearizer, descent: Descent) -> Path:
         """See `Dynamics`."""
-        problem = lines.problem
-        tolerance = self.tolerance
+        problem, tolerance = linearizer.problem, self.tolerance
         if tolerance is None:
-            # Curves of long trainings are flatter, so that the same change of a loss moves times by
-            # more. Half of it was slightly more accurate on tuning tasks, for a fifth more kernels.
+            # Loss curves of long training runs are flatter: the same change of a loss moves times
+            # by more. Half the tolerance was slightly more accurate, for 20 % more kernels.
             tolerance = 0.02 * min(1.0, 300 / descent.steps)
-        lines.estimate  # noqa: B018 - before the network counts passes
-        found = relinearized_recursion(
+        linearizer.estimate  # noqa: B018 - before the network counts passes
+        trajectory = relinearized_recursion(
             problem.network, problem.weights, problem.x, problem.targets, loss=problem.loss,
             steps=descent.steps, optimizer=descent.optimizer, **descent.batches,
-            tolerance=tolerance, max_rebuilds=self.most,
-            kernel_fn=lines.at, rebuilds=self.rebuilds,
-            x_test=problem.x_test,
-            kernel_test_fn=None if problem.x_test is None else lines.cross_at,
-            progress=lambda done, total: lines.report("kernels", done, total),
+            tolerance=tolerance, max_rebuilds=self.most, kernel_fn=linearizer.at,
+            rebuilds=self.rebuilds, x_test=problem.x_test,
+            kernel_test_fn=None if problem.x_test is None else linearizer.cross_at,
+            progress=lambda done, total: linearizer.report("kernels", done, total),
         )  # fmt: skip
         return Path.of(
-            lines, found.train, found.test, diverged=int(found.diverged_at) >= 0,
-            gradient_evaluations=found.gradient_evaluations, uncertainty=found.loss_uncertainty,
-            products=found.steps_run, auxiliary=found,
-            frozen_from=found.frozen_from if found.frozen_from >= 0 else None,
+            linearizer, trajectory.train, trajectory.test,
+            diverged=int(trajectory.diverged_at) >= 0,
+            gradient_evaluations=trajectory.gradient_evaluations,
+            uncertainty=trajectory.loss_uncertainty, products=trajectory.steps_run,
+            frozen_from=trajectory.frozen_from if trajectory.frozen_from >= 0 else None,
+            auxiliary=trajectory,
         )  # fmt: skip
 
     def doubt(self, path: Path, rule: Rule) -> Doubt | None:
-        """See `Dynamics`: what states no size begins where the kernel is frozen."""
-        words = path_warning(path.auxiliary, rule)
-        return None if words is None else Doubt(words, path.frozen_from)
+        """See `Dynamics`: the error has no estimate from the step where the kernel is frozen."""
+        message = path_warning(path.auxiliary, rule)
+        return None if message is None else Doubt(message, path.frozen_from)
 
     def plain_values(self) -> dict[str, Any]:
         """See `Dynamics`."""

@@ -1,11 +1,8 @@
-"""Training on more samples than are given, or than fit the budget.
+"""Training time for N samples, from M < N of them and their halves.
 
-How training time grows with the number of samples, read off a subset and its halves.
-
-The more samples, the less of each is memorised in a number of steps: a loss that M samples come to
-after t steps N > M of them come to later. A residual falls at the rate of what samples have in
-common, whatever their number, and of its own sample's part, one in N of the mean loss: so the time
-at a fixed loss is
+With more samples each one is memorized more slowly, so that the same loss takes more steps. A
+residual falls at a common rate, whatever N, plus that of its own sample, which is 1/N of the mean
+loss. The time at a fixed loss is therefore
 
     1/t(N) = a + b/N,
 
@@ -13,13 +10,13 @@ of which the times of M samples and of their halves are two equations. With rho 
 
     t(N) = t(M) / ((2 - rho) + (rho - 1) M/N).
 
-It is t(M) where nothing is memorised (rho = 1: the first epochs) and as many epochs where all is
-(rho = 2), whatever the loss and the batches. The same of the loss at a fixed time does not hold:
-losses of memorised samples fall by orders of magnitude.
+It is t(M) where nothing is memorized (rho = 1: the first epochs), and the same number of epochs
+where all is (rho = 2). No such law holds for the loss at a fixed time: losses of memorized samples
+fall by orders of magnitude.
 
-Times are counted in learning rate spent, so that a schedule stays that of the whole. With
-mini-batches rho is read off full batches, which no draw makes jump, at the same loss. The law and
-its constants were found on other tasks than those reported (`experiments/bench/scaling.py`).
+Times are sums of learning rates, so that the schedule is that of the whole run. With mini-batches
+rho is computed with full batches, which have no noise, at the same loss. The law and its constants
+were fitted on separate tasks (`experiments/bench/scaling.py`).
 """
 
 import dataclasses
@@ -44,16 +41,16 @@ from jaxttp.losses.rule import Rule
 
 @dataclasses.dataclass(frozen=True)
 class Law:
-    """The numbers of the law, found on the tuning tasks of `experiments/bench/scaling.py`.
+    """Constants of the law, from the tuning tasks of `experiments/bench/scaling.py`.
 
     Attributes:
         grid: times, evenly spaced in their logarithm, at which whole and halves are compared.
         smooth: losses are averaged over this fraction of a time before and after it: batches make
             them jump.
-        unsure: what the law adds to the logarithm of a time is off by about this fraction of it,
-        drawn: and the logarithm of a time by this fraction of what the two halves differ by, root
-            mean square, where the whole is much larger.
-        far: from so many times the subset's steps on it is said by how many.
+        unsure: relative error of the law's addition to the logarithm of a time.
+        drawn: error of the logarithm of a time by the draw of the samples, as a fraction of the
+            root-mean-square difference of the halves.
+        far: ratio of times to the subset's from which on there is a warning.
     """
 
     grid: int = 24
@@ -83,16 +80,16 @@ class TimeScale(NamedTuple):
     def of(self, curve: Float[np.ndarray, "t ..."]) -> Float[np.ndarray, "t ..."]:
         """A curve of the subset (T + 1, ...) as that of the whole, linear between its steps."""
         last = len(curve) - 1
-        places = np.minimum(self.at, last)
-        low = np.floor(places).astype(int)
-        part = (places - low).reshape(-1, *[1] * (curve.ndim - 1)).astype(curve.dtype)
-        return (1 - part) * curve[low] + part * curve[np.minimum(low + 1, last)]
+        steps = np.minimum(self.at, last)
+        low = np.floor(steps).astype(int)
+        weight = (steps - low).reshape(-1, *[1] * (curve.ndim - 1)).astype(curve.dtype)
+        return (1 - weight) * curve[low] + weight * curve[np.minimum(low + 1, last)]
 
     def off(self, loss: Float[np.ndarray, " t"]) -> Float[np.ndarray, " t"]:
         """By how much the loss of the whole (T + 1,) may be off, since its times are."""
         ts, factor = np.arange(len(loss)), np.exp(self.unsure)
-        near = (np.interp(at, ts, loss) for at in (ts / factor, np.minimum(ts * factor, ts[-1])))
-        return np.max([np.abs(each - loss) for each in near], axis=0)
+        early, late = ts / factor, np.minimum(ts * factor, ts[-1])
+        return np.max([np.abs(np.interp(at, ts, loss) - loss) for at in (early, late)], axis=0)
 
 
 def time_scale(
@@ -120,57 +117,48 @@ def time_scale(
 
     Example:
         >>> t = np.arange(101.0)
-        >>> memorised = lambda n: np.exp(-t / n)  # by epochs
-        >>> found = time_scale(memorised(20), np.stack([memorised(10)] * 2), 2.0)
-        >>> round(found.slower, 2), round(float(found.of(memorised(20))[80] * np.e**2), 2)
+        >>> memorized = lambda n: np.exp(-t / n)  # by epochs
+        >>> scale = time_scale(memorized(20), np.stack([memorized(10)] * 2), 2.0)
+        >>> round(scale.slower, 2), round(float(scale.of(memorized(20))[80] * np.e**2), 2)
         (2.0, 1.0)
     """
     steps = len(whole) - 1
+    same = TimeScale(np.arange(steps + 1.0), 1.0, np.zeros(steps + 1))
     spent = np.concatenate([[0.0], np.cumsum(np.ones(steps) if rates is None else rates)])
-    horizon = spent[-1]
-    if not horizon > 0 or ratio <= 1:
-        return _same(steps)
+    if not spent[-1] > 0 or ratio <= 1:
+        return same
     curve = _falling(whole if path is None else path)
     levels = np.interp(np.geomspace(1, steps, LAW.grid), np.arange(steps + 1), curve)
     first = np.unique(levels, return_index=True)[1]
-    levels = levels[np.sort(first)]  # once where the loss rests
-    here, full = _when(curve, levels, spent), _when(_falling(whole), levels, spent)
-    each = np.stack([_when(_falling(half), levels, spent) for half in halves])
+    levels = levels[np.sort(first)]  # once where the loss is constant
+    subset, full = _when(curve, levels, spent), _when(_falling(whole), levels, spent)
+    half_times = np.stack([_when(_falling(half), levels, spent) for half in halves])
     both = _when_both(halves, levels, spent)
     good = np.isfinite(both) & np.isfinite(full) & (full > 0) & (both > 0)
     if not np.any(good):
-        return _same(steps)
+        return same
     from scipy.optimize import isotonic_regression  # here, since it loads slowly
 
-    found = isotonic_regression(np.log(full[good] / both[good])).x
-    growth = np.interp(np.arange(len(here)), np.flatnonzero(good), np.maximum(found, 0.0))
+    fitted = isotonic_regression(np.log(full[good] / both[good])).x
+    growth = np.interp(np.arange(len(subset)), np.flatnonzero(good), np.maximum(fitted, 0.0))
     rho = np.minimum(np.exp(growth), 2.0)
-    kept = (2 - rho) + (rho - 1) / ratio
-    later = -np.log(kept)
+    later = -np.log((2 - rho) + (rho - 1) / ratio)
     if unseen is not None:
         bound = _when_both(unseen, levels, spent)
-        known = np.isfinite(bound) & np.isfinite(full) & (full > 0)
-        least = np.log(np.maximum(bound[known], full[known]) / full[known])
-        later[known] = np.minimum(later[known], least)
-    there = np.maximum.accumulate(here * np.exp(later))
-    apart = np.diff(np.log(each[:, np.all((each > 0) & np.isfinite(each), axis=0)]), axis=0)
+        finite = np.isfinite(bound) & np.isfinite(full) & (full > 0)
+        least = np.log(np.maximum(bound[finite], full[finite]) / full[finite])
+        later[finite] = np.minimum(later[finite], least)
+    scaled = np.maximum.accumulate(subset * np.exp(later))
+    usable = np.all((half_times > 0) & np.isfinite(half_times), axis=0)
+    apart = np.diff(np.log(half_times[:, usable]), axis=0)
     drawn = LAW.drawn * float(np.sqrt(np.mean(apart**2))) if apart.size else 0.0
-    drawn *= np.sqrt(1 - 1 / ratio)  # whoever has all samples draws none
-    at = _follow(spent, there, here)
-    off = np.interp(spent, there, np.hypot(drawn, LAW.unsure * later))
+    drawn *= np.sqrt(1 - 1 / ratio)  # 0 with all samples
+    # Where on the subset's path the whole is at every step; never ahead, and constant at the end.
+    keep = np.concatenate([[True], np.diff(scaled) > 0])
+    at = np.interp(spent, np.append(0.0, scaled[keep]), np.append(0.0, subset[keep]))
+    at = np.minimum(np.where(spent > scaled[-1], subset[-1], at), spent)
+    off = np.interp(spent, scaled, np.hypot(drawn, LAW.unsure * later))
     return TimeScale(np.interp(at, spent, np.arange(steps + 1)), float(np.exp(later[-1])), off)
-
-
-def _same(steps: int) -> TimeScale:
-    return TimeScale(np.arange(steps + 1.0), 1.0, np.zeros(steps + 1))
-
-
-def _follow(spent: np.ndarray, there: np.ndarray, here: np.ndarray) -> np.ndarray:
-    """Where on the subset's path the whole is when so much rate is spent; never ahead."""
-    keep = np.concatenate([[True], np.diff(there) > 0])
-    at = np.interp(spent, np.append(0.0, there[keep]), np.append(0.0, here[keep]))
-    beyond = spent > there[-1]  # the subset's loss rests: so does that of the whole
-    return np.minimum(np.where(beyond, here[-1], at), spent)
 
 
 def _falling(loss: np.ndarray) -> np.ndarray:
@@ -183,9 +171,9 @@ def _falling(loss: np.ndarray) -> np.ndarray:
 
 def _when(curve: np.ndarray, levels: np.ndarray, spent: np.ndarray) -> np.ndarray:
     """The rate spent when a falling curve comes to its levels; infinite for never."""
-    first = np.concatenate([[True], np.diff(curve) < 0])  # the first step of a rest
-    found = np.interp(-levels, -curve[first], spent[first])
-    return np.where(levels < curve[-1], np.inf, found)
+    first = np.concatenate([[True], np.diff(curve) < 0])  # the first step of a constant part
+    times = np.interp(-levels, -curve[first], spent[first])
+    return np.where(levels < curve[-1], np.inf, times)
 
 
 def _when_both(losses: np.ndarray, levels: np.ndarray, spent: np.ndarray) -> np.ndarray:
@@ -203,12 +191,11 @@ class Growth(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Scaled(Dynamics):
-    """The path of N samples from M of them, which are followed whole and in two halves.
+    """The path of N samples from M of them, which are followed together and in two halves.
 
-    How much later the whole comes to a loss than its halves do says how much later all N come to
-    it, see the module; with mini-batches by full ones, so that no draw is taken for
-    growth. Loss, error and outputs are those of the M samples, at the
-    step at which they have the loss of the N.
+    The ratio of times between the M samples and their halves gives that between N and M samples,
+    see the module; it is computed with full batches, which have no noise. Loss, error and outputs
+    are those of the M samples at the step at which they have the loss of the N.
 
     Attributes:
         samples: N, at least M.
@@ -225,8 +212,8 @@ class Scaled(Dynamics):
         >>> problem = Problem.of(lambda w, x: x @ w, jnp.zeros((30, 2)), x,
         ...                      (x[:, 0] > 0).astype(int))
         >>> descent = Descent.of(learning_rate=0.5, steps=40, batch_size=10, key=jax.random.key(1))
-        >>> few, many = (forecast_training(problem, descent, dynamics=way).loss[-1]
-        ...              for way in (Recursion(), Scaled(400, Recursion())))
+        >>> few, many = (forecast_training(problem, descent, dynamics=dynamics).loss[-1]
+        ...              for dynamics in (Recursion(), Scaled(400, Recursion())))
         >>> bool(few < many)
         True
     """
@@ -269,9 +256,9 @@ class Scaled(Dynamics):
         """See `Dynamics`."""
         return self.samples
 
-    def follow(self, lines: Linearizer, descent: Descent) -> Path:
+    def follow(self, linearizer: Linearizer, descent: Descent) -> Path:
         """See `Dynamics`."""
-        problem = lines.problem
+        problem = linearizer.problem
         count = problem.f0.shape[0]
         self.check_samples(count, descent)
         if problem.x_test is not None:
@@ -280,24 +267,21 @@ class Scaled(Dynamics):
                 "total_samples out."
             )
         order = np.asarray(jax.random.permutation(jax.random.key(self.seed), count))
-        subset = self.centre.follow(lines, descent)
+        subset = self.centre.follow(linearizer, descent)
         # The whole and both halves by full batches, which no draw of batches makes jump.
-        parts = [lines.take()] if descent.batch_size is not None else []
+        parts = [linearizer.take()] if descent.batch_size is not None else []
         for rows in (order[: count // 2], order[count // 2 : 2 * (count // 2)]):
-            parts.append(lines.take(rows, np.setdiff1d(np.arange(count), rows)))
-        found = [self.centre.follow(part, descent.full) for part in parts]
-        whole, *halves = found if descent.batch_size is not None else (subset, *found)
+            parts.append(linearizer.take(rows, np.setdiff1d(np.arange(count), rows)))
+        paths = [self.centre.follow(part, descent.full) for part in parts]
+        whole, *halves = paths if descent.batch_size is not None else (subset, *paths)
         sizes = [part.problem.f0.shape[0] / count for part in parts]
-        lines.kernels += math.ceil(np.dot(sizes, [part.kernels for part in parts]))
+        linearizer.kernels += math.ceil(np.dot(sizes, [part.kernels for part in parts]))
         unseen = [half.test_loss for half in halves if half.test_loss is not None]
         scale = time_scale(
-            np.asarray(whole.loss),
-            np.stack([half.loss for half in halves]),
-            self.samples / count,
-            descent.spent_rates(),
-            np.asarray(subset.loss),
+            np.asarray(whole.loss), np.stack([half.loss for half in halves]), self.samples / count,
+            descent.spent_rates(), np.asarray(subset.loss),
             np.stack(unseen) if len(unseen) == len(halves) else None,
-        )
+        )  # fmt: skip
         loss = scale.of(np.asarray(subset.loss))
         off = scale.off(loss)
         if subset.uncertainty is not None:
@@ -312,13 +296,13 @@ class Scaled(Dynamics):
             diverged=diverged,
             auxiliary=Growth(subset, scale, count),
             gradient_evaluations=subset.gradient_evaluations
-            + math.ceil(np.dot(sizes, [one.gradient_evaluations for one in found])),
-            products=subset.products + math.ceil(np.dot(sizes, [one.products for one in found])),
+            + math.ceil(np.dot(sizes, [path.gradient_evaluations for path in paths])),
+            products=subset.products + math.ceil(np.dot(sizes, [path.products for path in paths])),
         )
 
-    def rates(self, lines: Linearizer, descent: Descent) -> tuple[float, Rates | None]:
+    def rates(self, linearizer: Linearizer, descent: Descent) -> tuple[float, Rates | None]:
         """See `Dynamics`: those of the given samples."""
-        return self.centre.rates(lines, descent)
+        return self.centre.rates(linearizer, descent)
 
     def is_stable(self, path: Path, rates: Rates | None, descent: Descent) -> bool:
         """See `Dynamics`: that of the given samples, and representable halves."""
@@ -327,18 +311,18 @@ class Scaled(Dynamics):
     def doubt(self, path: Path, rule: Rule) -> Doubt | None:
         """See `Dynamics`: that of the given samples, and how far the whole is from them."""
         subset, scale, few = path.auxiliary
-        said, words, since = self.centre.doubt(subset, rule), [], None
-        if said is not None:
-            words.append(f"of the {few:,} given samples alone: {said.words}")
-            if said.since is not None:  # at the step that all are then at
-                since = int(np.searchsorted(scale.at, said.since))
+        doubt, warnings, since = self.centre.doubt(subset, rule), [], None
+        if doubt is not None:
+            warnings.append(f"of the {few:,} given samples alone: {doubt.words}")
+            if doubt.since is not None:  # a step of the subset's path
+                since = int(np.searchsorted(scale.at, doubt.since))
         if scale.slower >= LAW.far:
-            words.append(
+            warnings.append(
                 f"to the lowest losses {self.samples:,} samples take {scale.slower:.2g} times the "
                 f"steps of the {few:,} given samples, by how much sooner their halves do; "
                 "with more samples the estimate would be better"
             )
-        return Doubt("; ".join(words), since) if words else None
+        return Doubt("; ".join(warnings), since) if warnings else None
 
     def plain_values(self) -> dict[str, Any]:
         """See `Dynamics`."""

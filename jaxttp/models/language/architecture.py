@@ -1,4 +1,4 @@
-"""What a language model is built like, as the ``config.json`` of a Hugging Face folder says."""
+"""The architecture of a language model, from the ``config.json`` of a Hugging Face folder."""
 
 import dataclasses
 import functools
@@ -27,12 +27,12 @@ def rotary_tables(frequencies: Rotary, length: int, dtype: Any) -> tuple[Array, 
 
 
 def read_rotary(config: Mapping[str, Any], width: int, length: int) -> Rotary:
-    """The frequencies that a ``config.json`` of transformers asks for.
+    """The frequencies of rotary positions in a ``config.json`` of transformers.
 
         ω_j = θ^(−2j/d),   j = 0 ... d/2 − 1
 
-    "llama3" divides them by a factor where a turn takes longer than the length of the pre-training,
-    leaves those alone that turn more often, and interpolates between.
+    "llama3" divides them by a factor where a period is longer than the sequences of the
+    pre-training, keeps those of short periods, and interpolates between.
 
     Args:
         config: with ``rope_theta`` and ``rope_scaling``, or ``rope_parameters`` (from version 5).
@@ -51,38 +51,34 @@ def read_rotary(config: Mapping[str, Any], width: int, length: int) -> Rotary:
     """
     if width % 2:
         raise ValueError(f"head_dim={width} must be even for rotary positions.")
-    asked = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
-    theta = asked.get("rope_theta", config.get("rope_theta", 10000.0))
+    rope = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
+    theta = rope.get("rope_theta", config.get("rope_theta", 10000.0))
     check_number("rope_theta", theta, above=0)
-    kind = asked.get("rope_type", asked.get("type", "default"))
+    kind = rope.get("rope_type", rope.get("type", "default"))
     check_choice("rope_type", kind, KINDS, hint="Others change the angles with the length.")
-    if asked.get("partial_rotary_factor", 1.0) != 1.0:
+    if rope.get("partial_rotary_factor", 1.0) != 1.0:
         raise ValueError("partial_rotary_factor: heads that turn in part are not supported.")
     frequencies = theta ** -(np.arange(0, width, 2) / width)
     if kind == "llama3":
-        frequencies = _llama3(frequencies, asked, length)
+        frequencies = _llama3(frequencies, rope, length)
     return tuple(map(float, frequencies))
 
 
-def _llama3(frequencies: np.ndarray, asked: Mapping[str, Any], length: int) -> np.ndarray:
-    factor, low, high = (
-        _number(asked, name) for name in ("factor", "low_freq_factor", "high_freq_factor")
-    )
-    turns = asked.get("original_max_position_embeddings", length) * frequencies / (2 * math.pi)
-    fraction = np.clip((turns - low) / (high - low), 0, 1)
-    return (1 - fraction) * frequencies / factor + fraction * frequencies
-
-
-def _number(asked: Mapping[str, Any], name: str) -> float:
-    if name not in asked:
-        raise ValueError(f"rope_type={asked.get('rope_type', asked.get('type'))!r} needs {name}.")
-    return check_number(name, asked[name], above=0)
+def _llama3(frequencies: np.ndarray, rope: Mapping[str, Any], length: int) -> np.ndarray:
+    for name in ("factor", "low_freq_factor", "high_freq_factor"):
+        if name not in rope:
+            raise ValueError(f"rope_type='llama3' needs {name}.")
+        check_number(name, rope[name], above=0)
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    periods = rope.get("original_max_position_embeddings", length) * frequencies / (2 * math.pi)
+    fraction = np.clip((periods - low) / (high - low), 0, 1)
+    return (1 - fraction) * frequencies / rope["factor"] + fraction * frequencies
 
 
 def rotate(
     x: Float[Array, "n t *h d"], cosines: Float[Array, "n t e"], sines: Float[Array, "n t e"]
 ) -> Float[Array, "n t *h d"]:
-    """Pairs (x_j, x_{j + d/2}) turned by the angles of their positions.
+    """Pairs (x_j, x_{j + d/2}) rotated by the angles of their positions.
 
     Args:
         x: queries or keys (N, T, ..., d).
@@ -103,8 +99,8 @@ def rotate(
     first, second = jnp.split(x, 2, axis=-1)
     shape = (*cosines.shape[:2], *(1,) * (x.ndim - 3), cosines.shape[-1])
     cosines, sines = cosines.reshape(shape), sines.reshape(shape)
-    turned = (first * cosines - second * sines, second * cosines + first * sines)
-    return jnp.concatenate(turned, axis=-1)
+    rotated = (first * cosines - second * sines, second * cosines + first * sines)
+    return jnp.concatenate(rotated, axis=-1)
 
 
 _GELU = functools.partial(jax.nn.gelu, approximate=False)
@@ -118,7 +114,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Architecture:
-    """What an `Encoder` or a `Decoder` is built like.
+    """The sizes and settings of an `Encoder` or a `Decoder`.
 
     Attributes:
         family: "bert", "roberta", "gpt2", "llama", "mistral" or "qwen2": names the tensors of
@@ -173,8 +169,7 @@ class Architecture:
     pad: int | None = None
 
     def __post_init__(self):
-        sizes = ("vocabulary", "width", "depth", "heads", "hidden", "length", "outputs")
-        for name in sizes:
+        for name in ("vocabulary", "width", "depth", "heads", "hidden", "length", "outputs"):
             check_integer(name, getattr(self, name), at_least=1)
         check_number("norm_epsilon", self.norm_epsilon, above=0)
         check_choice("activation", self.activation, ACTIVATIONS)
@@ -198,18 +193,18 @@ class Architecture:
 
     @property
     def first_position(self) -> int:
-        """The row of the positions' table of a sequence's first token: RoBERTa keeps some free."""
+        """The row of the first token in the positions' table; earlier rows are unused (RoBERTa)."""
         return (1 if self.pad is None else self.pad) + 1 if self.family == "roberta" else 0
 
 
 def read_architecture(
     config: Mapping[str, Any], *, where: str = "config", architecture: str | None = None
 ) -> Architecture:
-    """What a ``config.json`` of transformers describes.
+    """The architecture that a ``config.json`` of transformers describes.
 
     Args:
         config: its contents.
-        where: what messages call it.
+        where: its name in messages.
         architecture: one of `ARCHITECTURES` in place of the file's ``model_type``.
 
     Returns:
@@ -230,21 +225,21 @@ def read_architecture(
     """
     name = config.get("model_type") if architecture is None else architecture
     if name not in ARCHITECTURES:
-        known = ", ".join(ARCHITECTURES)
         raise ValueError(
-            f"{where}: model_type={name!r} is not known here, but {known}. Pass "
+            f"{where}: model_type={name!r} is not known here, but {', '.join(ARCHITECTURES)}. Pass "
             "architecture='llama' if it is built like that one, or bring the network as a function "
             "of its parameters (docs/pytorch.md)."
         )
-    refused = {key: allowed for key, allowed in _REFUSED.items() if key in config}
-    for key, allowed in refused.items():
-        if config[key] not in allowed:
+    for key, allowed in _REFUSED.items():
+        if key in config and config[key] not in allowed:
             raise ValueError(
                 f"{where}: {key}={config[key]!r} is not supported; networks with "
                 f"{key}={allowed[0]!r} are."
             )
     try:
-        return ARCHITECTURES[name](_Config(config), name)
+        read = _Config(config)
+        outputs = len(read("id2label", ())) or read("num_labels", 2)
+        return dataclasses.replace(ARCHITECTURES[name](read, name), outputs=outputs)
     except KeyError as problem:
         raise ValueError(f"{where} has no {problem.args[0]!r}, which a {name} needs.") from None
     except (ValueError, TypeError) as problem:
@@ -260,7 +255,7 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
     "partial_rotary_factor": (1.0, None),
     "quantization_config": (None,),
 }
-"""Settings that change what a network computes, and their values that are computed here."""
+"""Settings that change a network's outputs, with their supported values."""
 
 
 class _Config:
@@ -270,17 +265,12 @@ class _Config:
         self.config = config
 
     def __call__(self, name: str, default: Any = ...) -> Any:
-        found = self.config.get(name)
-        if found is not None:
-            return found
+        value = self.config.get(name)
+        if value is not None:
+            return value
         if default is ...:
             raise KeyError(name)
         return default
-
-    @property
-    def outputs(self) -> int:
-        labels = self.config.get("id2label")
-        return len(labels) if labels else self("num_labels", 2)
 
 
 def _bert(read: _Config, family: str) -> Architecture:
@@ -297,7 +287,6 @@ def _bert(read: _Config, family: str) -> Architecture:
         activation=read("hidden_act", "gelu"),
         norm_epsilon=read("layer_norm_eps", 1e-12),
         types=read("type_vocab_size", 2),
-        outputs=read.outputs,
         pad=pad,
     )
 
@@ -316,18 +305,15 @@ def _gpt2(read: _Config, family: str) -> Architecture:
         norm_epsilon=read("layer_norm_epsilon", 1e-5),
         fused=True,
         tied=read("tie_word_embeddings", True),
-        outputs=read.outputs,
         pad=read("pad_token_id", None),
     )
 
 
 def _llama(read: _Config, family: str) -> Architecture:
-    biases = {
-        "llama": ("qkv", "o") * bool(read("attention_bias", False))
-        + ("mlp",) * bool(read("mlp_bias", False)),
-        "qwen2": ("qkv",),
-        "mistral": (),
-    }[family]
+    biases = ("qkv",) if family == "qwen2" else ()
+    if family == "llama":
+        biases += ("qkv", "o") if read("attention_bias", False) else ()
+        biases += ("mlp",) if read("mlp_bias", False) else ()
     heads, width = read("num_attention_heads"), read("hidden_size")
     head_width = read("head_dim", width // heads)
     rotary = read_rotary(read.config, head_width, length := read("max_position_embeddings"))
@@ -351,7 +337,6 @@ def _llama(read: _Config, family: str) -> Architecture:
         gated=True,
         biases=biases,
         tied=read("tie_word_embeddings", False),
-        outputs=read.outputs,
         pad=read("pad_token_id", None),
     )
 
@@ -364,4 +349,4 @@ ARCHITECTURES: dict[str, Callable[[_Config, str], Architecture]] = {
     "mistral": _llama,
     "qwen2": _llama,
 }
-"""The architectures that are known, by the ``model_type`` of their ``config.json``."""
+"""The supported architectures, by the ``model_type`` of their ``config.json``."""

@@ -18,32 +18,22 @@ from jaxttp.models.combinators import Predicate
 from jaxttp.models.language.architecture import Architecture, read_architecture
 from jaxttp.models.language.network import HEADS, Decoder, Encoder
 from jaxttp.models.layers import linear_head
-from jaxttp.models.low_rank import chosen_modules
-from jaxttp.models.pretrained.checkpoint import (
-    arrays_of,
-    fill,
-    list_problems,
-    misfits,
-    opened,
-)
+from jaxttp.models.low_rank import matching_modules
+from jaxttp.models.pretrained.checkpoint import arrays_of, fill, list_problems, misfits, opened
 
 
 class Tensor(NamedTuple):
-    """Where one of our arrays is in a file.
+    """The tensor of a file that holds one of our arrays.
 
     Attributes:
         name: of the tensor.
-        transposed: whether it lies (out, in) there, as PyTorch's linear layers do.
-        head: whether it belongs to what comes after the body, and may be drawn afresh.
+        transposed: whether its axes are (out, in), as of PyTorch's linear layers.
+        head: whether it belongs to the head, after the body, which may be drawn at random.
     """
 
     name: str
     transposed: bool = False
     head: bool = False
-
-    def file_shape(self, own: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape that the file's tensor must have."""
-        return own[::-1] if self.transposed else own
 
 
 _LLAMA = {
@@ -84,7 +74,7 @@ _BERT = {
 }
 _BODIES = {"bert": _BERT, "roberta": _BERT, "gpt2": _GPT2}
 PREFIXES = {"bert": "bert.", "roberta": "roberta.", "gpt2": "transformer."}
-"""What a file puts before the names of a body with a head; "model." in Llama's family."""
+"""Prefixes of the names of a body with a head; "model." in Llama's family."""
 
 _HEADS = {
     "bert": {"pooler": "bert.pooler.dense", "head": "classifier"},
@@ -96,11 +86,11 @@ UNUSED = (
     "pooler.", "cls.", "lm_head.", "classifier.", "score.", "qa_outputs.",
     "embeddings.position_ids", "attn.bias", "attn.masked_bias", "rotary_emb.inv_freq",
 )  # fmt: skip
-"""What files hold besides a body and the head that was asked for: other heads, and constants."""
+"""Parts of the names of tensors that are ignored: other heads, and constants."""
 
 
 def tensor_of(name: str, shape: Architecture, head: str) -> Tensor:
-    """Where the file has one of our arrays.
+    """The tensor of the file that holds one of our arrays.
 
     Args:
         name: ours, with dots.
@@ -108,7 +98,7 @@ def tensor_of(name: str, shape: Architecture, head: str) -> Tensor:
         head: its kind of head.
 
     Returns:
-        The tensor's name, and how it lies.
+        The tensor's name, and whether it is transposed.
 
     Example:
         >>> shape = Architecture("gpt2", 50, width=8, depth=1, heads=2, hidden=8, length=16)
@@ -162,10 +152,10 @@ def adapter_targets(network: Encoder | Decoder, target_modules: str | Sequence[s
         for name in kernels
     }
     if target_modules == "all-linear":
-        chosen = [module for module, name in modules.items() if name.startswith("blocks.")]
+        targets = [module for module, name in modules.items() if name.startswith("blocks.")]
     else:
-        chosen = chosen_modules(list(modules), target_modules)
-    paths = {modules[module].replace(".", "/") for module in chosen}
+        targets = matching_modules(list(modules), target_modules)
+    paths = {modules[module].replace(".", "/") for module in targets}
     return lambda path: path in paths
 
 
@@ -191,8 +181,8 @@ def load_transformer(
     Args:
         folder: with ``config.json`` and ``model.safetensors``, or shards with their index.
         head: "classification" (N, C), "states" (N, T, D) or, of a decoder, "language_model"
-            (N, T, V); None for "classification" where `outputs` is given, and for what the folder's
-            network is for otherwise.
+            (N, T, V); None for "classification" where `outputs` is given, else for the head of the
+            folder's network.
         outputs: C of a classification; that of the folder when None.
         key: a JAX random key, draws a fresh head, in place of the folder's own if there is one.
         head_scale: standard deviation of a fresh head's outputs for features of unit second moment.
@@ -254,16 +244,16 @@ def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
 def read_json(path: Path) -> dict[str, Any]:
     """The object that a JSON file holds, else `ValueError`."""
     try:
-        found = parse_json(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_text(encoding="utf-8"))
     except ValueError as problem:
         raise ValueError(f"{path} is no JSON: {problem}") from problem
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} must hold a JSON object; it holds a {type(found).__name__}.")
-    return found
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} must hold a JSON object; it holds a {type(content).__name__}.")
+    return content
 
 
 def _own_head(config: Mapping[str, Any]) -> str:
-    """What the folder's network is for."""
+    """The kind of head of the folder's network."""
     names = " ".join(config.get("architectures") or ())
     if "ForSequenceClassification" in names:
         return "classification"
@@ -277,28 +267,28 @@ class _Tensors:
 
     def __init__(self, folder: Path, shape: Architecture):
         self.folder = folder
-        self.places: dict[str, tuple[Path, str]] = {}  # the file, and the name in it
+        self.files: dict[str, tuple[Path, str]] = {}  # the file, and the name in it
         self.shapes: dict[str, tuple[int, ...]] = {}
         prefix = PREFIXES.get(shape.family, "model.")
-        own: dict[str, tuple[Path, tuple[int, ...]]] = {}
+        in_files: dict[str, tuple[Path, tuple[int, ...]]] = {}
         for path in _files(folder):
             with opened(path) as file:
                 for name in file.keys():
-                    own[name] = path, tuple(file.get_slice(name).get_shape())
-        bare = not any(name.startswith(prefix) for name in own)
-        for name, (path, size) in own.items():
-            known = name.replace("LayerNorm.gamma", "LayerNorm.weight")
-            known = known.replace("LayerNorm.beta", "LayerNorm.bias")
-            heads = tuple(head for head in UNUSED if head != "pooler.")
-            if bare and not known.startswith(heads):
-                known = prefix + known
-            self.places[known], self.shapes[known] = (path, name), size
+                    in_files[name] = path, tuple(file.get_slice(name).get_shape())
+        is_bare = not any(name.startswith(prefix) for name in in_files)
+        heads = tuple(head for head in UNUSED if head != "pooler.")
+        for file_name, (path, size) in in_files.items():
+            name = file_name.replace("LayerNorm.gamma", "LayerNorm.weight")
+            name = name.replace("LayerNorm.beta", "LayerNorm.bias")
+            if is_bare and not name.startswith(heads):
+                name = prefix + name
+            self.files[name], self.shapes[name] = (path, file_name), size
 
     def read(self, name: str) -> np.ndarray:
         """The values."""
-        path, own = self.places[name]
+        path, file_name = self.files[name]
         with opened(path) as file:
-            return file.get_tensor(own)
+            return file.get_tensor(file_name)
 
 
 def _files(folder: Path) -> list[Path]:
@@ -318,9 +308,9 @@ def _files(folder: Path) -> list[Path]:
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
     pickles = sorted(path.name for path in folder.glob("*.bin"))
-    words = f"; {pickles[0]} is a pickle, which is not read: " if pickles else "; "
+    cause = f"; {pickles[0]} is a pickle, which is not read: " if pickles else "; "
     raise FileNotFoundError(
-        f"folder={str(folder)!r} has no {WEIGHTS} and no {INDEX}{words}write them with "
+        f"folder={str(folder)!r} has no {WEIGHTS} and no {INDEX}{cause}write them with "
         "save_pretrained of transformers (safetensors is its default)."
     )
 
@@ -329,48 +319,54 @@ def _filled(
     model: Encoder | Decoder, tensors: _Tensors, key: Array | None, head_scale: float
 ) -> Encoder | Decoder:
     """The network with the folder's weights, a head drawn where there is none or a key is given."""
-    own = arrays_of(model, nnx.Param)
-    places = {name: tensor_of(name, model.shape, model.kind) for name in own}
-    drawn = _drawn(model, places, tensors, key)
-    _check_fit(
-        tensors,
-        {places[name]: tuple(leaf.shape) for name, leaf in own.items() if name not in drawn},
-    )
+    arrays = arrays_of(model, nnx.Param)
+    sources = {name: tensor_of(name, model.shape, model.kind) for name in arrays}
+    drawn = _drawn(model, sources, tensors, key)
+    shapes = {}
+    for name, leaf in arrays.items():
+        if name not in drawn:
+            shape = tuple(leaf.shape)
+            shapes[sources[name].name] = shape[::-1] if sources[name].transposed else shape
+    problems = misfits(shapes, tensors.shapes, lambda name: any(part in name for part in UNUSED))
+    if problems:
+        raise ValueError(
+            f"folder={str(tensors.folder)!r}: the weights do not fit {CONFIG}: "
+            f"{list_problems(problems)}."
+        )
     values = {}
-    for name, leaf in own.items():
-        place = places[name]
+    for name, leaf in arrays.items():
+        source = sources[name]
         if name in drawn:
             values[name] = _fresh(name, leaf, key, head_scale)
         else:
-            value = tensors.read(place.name)
-            values[name] = jnp.asarray(value.T if place.transposed else value, leaf.dtype)
-            check_finite(f"{tensors.folder}: {place.name}", values[name])
+            value = tensors.read(source.name)
+            values[name] = jnp.asarray(value.T if source.transposed else value, leaf.dtype)
+            check_finite(f"{tensors.folder}: {source.name}", values[name])
     fill(model, values)
     return model
 
 
 def _drawn(
-    model: Encoder | Decoder, places: Mapping[str, Tensor], tensors: _Tensors, key: Array | None
+    model: Encoder | Decoder, sources: Mapping[str, Tensor], tensors: _Tensors, key: Array | None
 ) -> set[str]:
-    """The arrays of the head that are not of the folder."""
-    after = {name: place.name for name, place in places.items() if place.head}
-    missing = {name for name, place in after.items() if place not in tensors.shapes}
+    """The arrays of the head that are not read from the folder."""
+    after = {name: source.name for name, source in sources.items() if source.head}
+    missing = {name for name, source in after.items() if source not in tensors.shapes}
     if model.kind != "classification":
-        return set()  # what is missing is an error
-    last = {name for name in after if name.startswith("head.")}
+        return set()  # a missing tensor is an error
     if key is not None:
-        return missing | last
+        return missing | {name for name in after if name.startswith("head.")}
     if missing:
         raise ValueError(
             f"folder={str(tensors.folder)!r} has no head for a classification "
             f"({', '.join(sorted(after[name] for name in missing))}); give a key to draw one, such "
             "as jax.random.key(0)."
         )
-    classes, found = model.head.out_features, tensors.shapes[after["head.kernel"]][0]
-    if classes != found:
+    classes, in_folder = model.head.out_features, tensors.shapes[after["head.kernel"]][0]
+    if classes != in_folder:
         raise ValueError(
-            f"outputs={classes}, but the head in {str(tensors.folder)!r} has {found}; give a key "
-            "to draw another, such as jax.random.key(0)."
+            f"outputs={classes}, but the head in {str(tensors.folder)!r} has {in_folder}; give a "
+            "key to draw another, such as jax.random.key(0)."
         )
     return set()
 
@@ -381,20 +377,6 @@ def _fresh(name: str, leaf: Any, key: Array | None, head_scale: float) -> Array:
     if kind == "bias":
         return jnp.zeros(leaf.shape, leaf.dtype)
     assert key is not None
-    number, scale = (0, head_scale) if layer == "head" else (1, 1.0)
-    rngs = nnx.Rngs(params=jax.random.fold_in(key, number))
+    stream, scale = (0, head_scale) if layer == "head" else (1, 1.0)
+    rngs = nnx.Rngs(params=jax.random.fold_in(key, stream))
     return linear_head(*leaf.shape, rngs=rngs, scale=scale, param_dtype=leaf.dtype).kernel[...]
-
-
-def _check_fit(tensors: _Tensors, wanted: Mapping[Tensor, tuple[int, ...]]) -> None:
-    """Raise `ValueError` with all that is missing, unexpected or of another shape."""
-    problems = misfits(
-        {place.name: place.file_shape(own) for place, own in wanted.items()},
-        tensors.shapes,
-        lambda name: any(part in name for part in UNUSED),
-    )
-    if problems:
-        raise ValueError(
-            f"folder={str(tensors.folder)!r}: the weights do not fit {CONFIG}: "
-            f"{list_problems(problems)}."
-        )

@@ -76,7 +76,7 @@ class SelfAttention(nnx.Module):
         if angles is not None:
             queries, keys = rotate(queries, *angles), rotate(keys, *angles)
         scores = jnp.einsum("nqkgd,nskd->nkgqs", queries, keys) * d**-0.5
-        # A finite number: a padded position may see none, and must not make NaN of gradients.
+        # A finite number: a padded position may see none, and must not make gradients NaN.
         scores = jnp.where(sees[:, None, None], scores, jnp.finfo(scores.dtype).min)
         mixed = jnp.einsum("nkgqs,nskd->nqkgd", jax.nn.softmax(scores, axis=-1), values)
         return self.o_proj(mixed.reshape(n, t, self.heads * d))
@@ -116,7 +116,7 @@ class FeedForward(nnx.Module):
 
 
 class Block(nnx.Module):
-    """Attention and a small network, each beside a skip connection.
+    """Attention and a small network, each with a skip connection.
 
         decoders: x + attention(norm1(x)), then x + mlp(norm2(x))
         encoders: norm1(x + attention(x)), then norm2(x + mlp(x))
@@ -171,17 +171,16 @@ def embedding(shape: Architecture, param_dtype: DTypeLike, rngs: nnx.Rngs) -> nn
 
 
 HEADS = ("classification", "language_model", "states")
-"""What a language model gives: (N, C) of a sequence, (N, T, V) of its tokens, (N, T, D)."""
+"""Outputs of a language model: (N, C) of a sequence, (N, T, V) of its tokens, (N, T, D)."""
 ENCODER_HEADS = ("classification", "states")
 
 
 class Decoder(nnx.Module):
-    """Tokens that see themselves and what is before them, and a head.
+    """A network whose tokens attend to themselves and earlier ones, and a head.
 
     "classification" reads the last token that is not padding (N, C), "language_model" gives the
-    logits of the next token at every position (N, T, V), "states" what the last norm gives
-    (N, T, D). Padding on either side changes nothing; what stands at padded positions means
-    nothing.
+    logits of the next token at every position (N, T, V), "states" those of the last norm
+    (N, T, D). Padding may be on either side; outputs at padded positions have no meaning.
 
     Args:
         shape: the architecture.
@@ -234,7 +233,7 @@ class Decoder(nnx.Module):
             )  # fmt: skip
 
     def activations(self, ids: Any, mask: Any = None) -> dict[str, Array]:
-        """What every layer gives: "embed", "blocks.0" ..., "norm" (N, T, D), "head" by its kind."""
+        """Outputs of every layer: "embed", "blocks.0" ..., "norm" (N, T, D), "head" by its kind."""
         shape = self.shape
         tokens = read_tokens(
             ids, mask, vocabulary=shape.vocabulary, length=shape.length, segments=0
@@ -271,19 +270,19 @@ def at(h: Array, positions: Array) -> Array:
 
 
 def or_nan(outputs: Array, seen: Bool[Array, "n t"]) -> Array:
-    """Outputs, NaN for samples without a token: what only is known at run time must not pass."""
+    """Outputs, NaN for samples without a token, which traced masks may contain."""
     empty = ~seen.any(axis=1).reshape(-1, *(1,) * (outputs.ndim - 1))
     return jnp.where(empty, jnp.full((), jnp.nan, outputs.dtype), outputs)
 
 
 class Encoder(nnx.Module):
-    """Tokens that see each other, and a head.
+    """A network whose tokens attend to each other, and a head.
 
         h = blocks(norm(E[ids] + P[positions] + S[types]))
         classification: tanh(h_first W + b) W_c + b_c
 
-    "classification" reads the first token (N, C), "states" are what the last block gives
-    (N, T, D). Padding changes nothing; what stands at padded positions means nothing.
+    "classification" reads the first token (N, C), "states" are those of the last block
+    (N, T, D). Outputs at padded positions have no meaning.
 
     Args:
         shape: the architecture.
@@ -342,7 +341,7 @@ class Encoder(nnx.Module):
             )
 
     def activations(self, ids: Any, mask: Any = None, types: Any = None) -> dict[str, Array]:
-        """What every layer gives: "embed", "blocks.0" ... (N, T, D), "head" by its kind."""
+        """Outputs of every layer: "embed", "blocks.0" ... (N, T, D), "head" by its kind."""
         shape = self.shape
         tokens = read_tokens(
             ids, mask, types, vocabulary=shape.vocabulary, length=shape.length,

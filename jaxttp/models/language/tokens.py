@@ -1,4 +1,4 @@
-"""Ids and masks as language models take them, and what is wrong with them in one line."""
+"""Ids and masks of language models, and checks of them with one-line errors."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -9,11 +9,7 @@ from jaxtyping import Array
 
 from jaxttp._core.checks import is_concrete
 
-_NAMES = {
-    "ids": ("ids", "input_ids"),
-    "mask": ("mask", "attention_mask"),
-    "types": ("types", "token_type_ids"),
-}
+_NAMES = {"input_ids": "ids", "attention_mask": "mask", "token_type_ids": "types"}
 
 
 class Tokens(NamedTuple):
@@ -32,27 +28,26 @@ class Tokens(NamedTuple):
     @property
     def positions(self) -> Array:
         """(N, T): 0 for the first token that is seen; the side of the padding does not matter."""
-        counted = jnp.cumsum(self.seen.astype(jnp.int32), axis=1) - 1
-        return jnp.maximum(counted, 0)
+        return jnp.maximum(jnp.cumsum(self.seen.astype(jnp.int32), axis=1) - 1, 0)
 
     @property
     def first(self) -> Array:
-        """(N,): where the first token that is seen stands."""
+        """(N,): the index of the first token that is seen."""
         return jnp.argmax(self.seen, axis=1)
 
     @property
     def last(self) -> Array:
-        """(N,): where the last token that is seen stands."""
+        """(N,): the index of the last token that is seen."""
         return self.seen.shape[1] - 1 - jnp.argmax(self.seen[:, ::-1], axis=1)
 
 
 def read_tokens(
     ids: Any, mask: Any = None, types: Any = None, *, vocabulary: int, length: int, segments: int
 ) -> Tokens:
-    """Ids, mask and types by order or by the names of a tokenizer, looked at.
+    """Ids, mask and types by order or by the names of a tokenizer, checked.
 
-    Values are looked at where they are known. Inside `jit` an id that is none, and a sequence
-    without a token, give NaN.
+    Known values are checked here. Inside `jit`, an id out of range and a sequence without a token
+    give NaN.
 
     Args:
         ids: (N, T) integers, or a mapping with "ids" or "input_ids", and perhaps the others.
@@ -66,7 +61,7 @@ def read_tokens(
         `Tokens`.
 
     Raises:
-        TypeError: names that are none of theirs.
+        TypeError: other names.
         ValueError: shapes or dtypes that do not fit, sequences that are too long, ids or types out
             of range, a sequence of padding alone.
 
@@ -105,16 +100,14 @@ def read_tokens(
     return Tokens(ids, seen, None if types is None else jnp.asarray(types))
 
 
-def _by_name(given: Mapping[str, Any], mask: Any, types: Any) -> tuple[Any, Any, Any]:
-    known = {other: name for name, others in _NAMES.items() for other in others}
-    strange = [name for name in given if name not in known]
-    found = {known[name]: value for name, value in given.items() if name in known}
-    if strange or "ids" not in found:
+def _by_name(arrays: Mapping[str, Any], mask: Any, types: Any) -> tuple[Any, Any, Any]:
+    renamed = {_NAMES.get(name, name): value for name, value in arrays.items()}
+    if not {"ids"} <= renamed.keys() <= {*_NAMES.values()}:
         raise TypeError(
             "a language model takes ids, mask and types (input_ids, attention_mask, "
-            f"token_type_ids); got {', '.join(map(str, given))}."
+            f"token_type_ids); got {', '.join(map(str, arrays))}."
         )
-    return found["ids"], found.get("mask", mask), found.get("types", types)
+    return renamed["ids"], renamed.get("mask", mask), renamed.get("types", types)
 
 
 def _integers(name: str, value: Any) -> Any:
@@ -124,17 +117,16 @@ def _integers(name: str, value: Any) -> Any:
     return value
 
 
-def _check_range(name: str, value: Any, size: int, words: str) -> None:
+def _check_range(name: str, value: Any, size: int, limit: str) -> None:
     if not is_concrete(value):
         return
-    known = np.asarray(value)
-    bad = np.argwhere((known < 0) | (known >= size))
+    ids = np.asarray(value)
+    bad = np.argwhere((ids < 0) | (ids >= size))
     if len(bad):
         row, column = bad[0]
         raise ValueError(
-            f"{name}[{row}, {column}]={known[row, column]} is out of range: {words.format(size)}, "
-            f"0 to {size - 1}. {len(bad)} of {known.size} are; is the tokenizer that of the "
-            "network?"
+            f"{name}[{row}, {column}]={ids[row, column]} is out of range: {limit.format(size)}, "
+            f"0 to {size - 1}. {len(bad)} of {ids.size} are; is the tokenizer that of the network?"
         )
 
 

@@ -1,8 +1,8 @@
 """Parameters on disk: a nested dictionary of arrays as a safetensors file, and back.
 
-A leaf's name in the file is its path joined by dots, ``blocks.0.conv1.kernel``. What is read has
-strings as keys everywhere, as `jaxttp.from_nnx` has them: the third item of a list is ``"2"``. One
-checkpoint lies inside the package; nothing is ever downloaded.
+A leaf's name in the file is its path joined by dots, ``blocks.0.conv1.kernel``. Loaded dictionaries
+have strings as keys, like those of `jaxttp.from_nnx`: the third item of a list is ``"2"``. One
+checkpoint is part of the package; nothing is downloaded.
 """
 
 import contextlib
@@ -26,11 +26,11 @@ M = TypeVar("M", bound=nnx.Module)
 
 
 class Checkpoint(NamedTuple):
-    """What a file holds.
+    """The contents of a file.
 
     Attributes:
         params: a nested dictionary of JAX arrays; its keys are strings.
-        metadata: how they came about, strings by name.
+        metadata: strings by name.
     """
 
     params: dict[str, Any]
@@ -50,11 +50,11 @@ def save_params(
         path: the file, replaced as a whole if it exists; its folder is made if need be.
         params: nested mappings (dictionaries, an `nnx.State`) of arrays with strings or ints as
             keys.
-        metadata: anything worth knowing about them, strings by name.
+        metadata: strings by name.
 
     Raises:
-        TypeError: a leaf is not an array, a key neither a string nor an int, or a piece of
-            metadata not a string.
+        TypeError: a leaf is not an array, a key neither a string nor an int, or metadata are not
+            strings.
         ValueError: there is no array, a key is empty or has a dot, or two arrays have the same
             name.
 
@@ -76,15 +76,15 @@ def save_params(
             raise TypeError(f"params: {name} is a {type(leaf).__name__}, not an array.")
         if not is_concrete(leaf):
             raise TypeError(f"params: {name} is traced; save what a function returned.")
-    # safetensors writes a buffer as it lies in memory, so a transposed one is laid out first.
+    # safetensors writes the memory of a buffer, so arrays must be contiguous.
     arrays = {name: np.require(leaf, requirements="C") for name, leaf in flat.items()}
     data = safetensors.numpy.save(arrays, metadata=dict(metadata or {}))
-    with replaced(path) as place:
-        place.write_bytes(data)
+    with replaced(path) as temporary:
+        temporary.write_bytes(data)
 
 
 def load_params(path: str | os.PathLike[str]) -> Checkpoint:
-    """Read what `save_params` wrote, bit by bit.
+    """Read a file of `save_params`, exactly.
 
     Args:
         path: the file.
@@ -131,12 +131,6 @@ def opened(path: Path) -> Iterator[Any]:
         ) from error
 
 
-def read_tensors(path: Path) -> dict[str, np.ndarray]:
-    """All tensors of a safetensors file by name; errors as of `opened`."""
-    with opened(path) as file:
-        return {name: file.get_tensor(name) for name in file.keys()}
-
-
 def with_params(module: M, params: Mapping[Any, Any]) -> M:
     """A copy of the module with these parameters in place of its own.
 
@@ -162,14 +156,14 @@ def with_params(module: M, params: Mapping[Any, Any]) -> M:
     """
     check_instance("module", module, nnx.Module, "flax.nnx")
     copy = nnx.clone(module)
-    wanted = {name: tuple(leaf.shape) for name, leaf in arrays_of(copy, nnx.Param).items()}
-    given = _leaves_by_name(params)
-    problems = misfits(wanted, {name: np.shape(leaf) for name, leaf in given.items()})
+    shapes = {name: tuple(leaf.shape) for name, leaf in arrays_of(copy, nnx.Param).items()}
+    leaves = _leaves_by_name(params)
+    problems = misfits(shapes, {name: np.shape(leaf) for name, leaf in leaves.items()})
     if problems:
         raise ValueError(
             f"params do not fit this {type(module).__name__}: {list_problems(problems)}."
         )
-    fill(copy, {name: jnp.asarray(value) for name, value in given.items()})
+    fill(copy, {name: jnp.asarray(value) for name, value in leaves.items()})
     return copy
 
 
@@ -181,26 +175,25 @@ def arrays_of(module: nnx.Module, *kinds: type[nnx.Variable]) -> dict[str, Any]:
 
 def fill(module: nnx.Module, values: Mapping[str, Any]) -> None:
     """Put arrays into a module, each by its name; other arrays stay."""
-    state = nnx.to_flat_state(nnx.state(module))
-    new = [
-        (keys, leaf.replace(values[name]))
-        for keys, leaf in state
-        if (name := ".".join(map(str, keys))) in values
-    ]
+    new = []
+    for keys, leaf in nnx.to_flat_state(nnx.state(module)):
+        name = ".".join(map(str, keys))
+        if name in values:
+            new.append((keys, leaf.replace(values[name])))
     nnx.update(module, nnx.from_flat_state(new))
 
 
 def misfits(
-    wanted: Mapping[str, tuple[int, ...]],
-    found: Mapping[str, tuple[int, ...]],
+    required: Mapping[str, tuple[int, ...]],
+    available: Mapping[str, tuple[int, ...]],
     is_ignored: Callable[[str], bool] = lambda name: False,
 ) -> dict[str, list[str]]:
-    """In what the arrays that are found differ from those that are wanted, by kind.
+    """The differences between required and available arrays, by kind.
 
     Args:
-        wanted: shapes by name.
-        found: likewise.
-        is_ignored: whether an array that nobody wants does no harm.
+        required: shapes by name.
+        available: likewise.
+        is_ignored: whether a further array is no problem.
 
     Returns:
         Names that are missing, unexpected or of another shape; empty where all fits.
@@ -210,12 +203,12 @@ def misfits(
         {'missing': ['a'], 'of another shape': ['b (4,) instead of (3,)']}
     """
     problems = {
-        "missing": [name for name in wanted if name not in found],
-        "unexpected": [name for name in found if name not in wanted and not is_ignored(name)],
+        "missing": [name for name in required if name not in available],
+        "unexpected": [n for n in available if n not in required and not is_ignored(n)],
         "of another shape": [
-            f"{name} {found[name]} instead of {shape}"
-            for name, shape in wanted.items()
-            if name in found and found[name] != shape
+            f"{name} {available[name]} instead of {shape}"
+            for name, shape in required.items()
+            if available.get(name, shape) != shape
         ],
     }
     return {kind: names for kind, names in problems.items() if names}
@@ -228,7 +221,7 @@ def list_problems(problems: Mapping[str, list[str]]) -> str:
         >>> list_problems({"missing": ["a", "b"], "unexpected": []})
         'missing: a, b'
     """
-    return "; ".join(f"{what}: {list_names(names)}" for what, names in problems.items() if names)
+    return "; ".join(f"{kind}: {list_names(names)}" for kind, names in problems.items() if names)
 
 
 def list_names(names: list[str]) -> str:
@@ -266,11 +259,11 @@ def _to_jax(name: str, array: np.ndarray) -> jax.Array:
 
 
 SHIPPED = ("digits-resnet",)
-"""The names that `load_pretrained` knows."""
+"""The names for `load_pretrained`."""
 
 
 def checkpoint_path(name: str = "digits-resnet") -> Path:
-    """Where a shipped checkpoint lies, for `load_params` and its metadata.
+    """The path of a shipped checkpoint, for `load_params` and its metadata.
 
     Args:
         name: "digits-resnet".

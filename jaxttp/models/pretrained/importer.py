@@ -23,7 +23,7 @@ from jaxttp.models.pretrained.checkpoint import (
     list_names,
     list_problems,
     misfits,
-    read_tensors,
+    opened,
 )
 from jaxttp.models.transformers import ViT
 
@@ -32,12 +32,12 @@ class Naming(NamedTuple):
     """One library's names for one kind of network.
 
     Attributes:
-        library: who writes such files.
-        mark: the end of a tensor's name that only such files have.
+        library: its name.
+        mark: the end of a tensor's name that only its files have.
         head: the beginning of the names of the last layer.
         block: (the network, block's number) -> the name of a block; None for our own names.
-        modules: our names of modules, those of blocks without the block's own, to the file's; one
-            that is not there has our name.
+        modules: our names of modules, without the names of blocks, to the file's; other modules
+            have our names.
     """
 
     library: str
@@ -47,21 +47,21 @@ class Naming(NamedTuple):
     modules: Mapping[str, str] = {}
 
     def tensor(self, name: str, model: Any) -> str:
-        """What the file calls the array of this name of ours, with dots, in this network."""
+        """The file's name of an array of this network, by our name with dots."""
         if self.block is None:
             return name
         *path, leaf = name.split(".")
         if not path:  # an array of its own, not of a layer
             return self.modules[leaf]
-        place = ""
+        prefix = ""
         if path[0] == "blocks":
-            place = f"{self.block(model, int(path[1]))}."
+            prefix = f"{self.block(model, int(path[1]))}."
             path = path[2:]
         own = ".".join(path)
-        return f"{place}{self.modules.get(own, own)}.{_ENDINGS[leaf]}"
+        return f"{prefix}{self.modules.get(own, own)}.{_ENDINGS[leaf]}"
 
-    def is_turned(self, name: str) -> bool:
-        """Whether the array of this name of ours has its outputs first in the file."""
+    def is_transposed(self, name: str) -> bool:
+        """Whether outputs are the first axis of an array in the file, by our name."""
         return self.block is not None and name.endswith("kernel")
 
 
@@ -70,11 +70,11 @@ _ENDINGS = {
     "var": "running_var",
 }  # fmt: skip
 _COUNTER = "num_batches_tracked"
-"""Of PyTorch's batch norms; it plays no part in evaluation."""
+"""A counter of PyTorch's batch norms, not used in evaluation."""
 
 
 def _in_stages(model: ResNet, block: int) -> str:
-    """The name of a block by its stage and its place there."""
+    """The name of a block by its stage and its index there."""
     stages = enumerate(model.stage_sizes, start=1)
     return [f"layer{stage}.{i}" for stage, size in stages for i in range(size)][block]
 
@@ -115,9 +115,9 @@ def _recognised(model: nnx.Module, path: Path, tensors: Mapping[str, np.ndarray]
     for naming in namings:
         if any(name.endswith(naming.mark) for name in tensors):
             return naming
-    known = "; ".join(f"{naming.library} (has ...{naming.mark})" for naming in namings)
+    listed = "; ".join(f"{naming.library} (has ...{naming.mark})" for naming in namings)
     raise ValueError(
-        f"path={str(path)!r} has no naming that is known for a {type(model).__name__}: {known}. "
+        f"path={str(path)!r} has no naming that is known for a {type(model).__name__}: {listed}. "
         f"It has {list_names(sorted(tensors))}."
     )
 
@@ -149,7 +149,7 @@ M = TypeVar("M", bound=nnx.Module)
 
 
 def load_weights(model: M, path: str | os.PathLike[str], *, head: bool = True) -> M:
-    """A copy of the network with the weights of a safetensors file, whoever wrote it.
+    """A copy of the network with the weights of a safetensors file of one of several libraries.
 
     The naming is recognised from the names in the file:
 
@@ -195,25 +195,26 @@ def load_weights(model: M, path: str | os.PathLike[str], *, head: bool = True) -
         True
     """
     path = Path(path)
-    tensors = read_tensors(path)
+    with opened(path) as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}
     check_finite(f"path={str(path)!r}: ", tensors)
     check_instance("model", model, nnx.Module, "flax.nnx")
     copy = nnx.clone(model)
     naming = _recognised(model, path, tensors)
     own = arrays_of(copy, nnx.Param, nnx.BatchStat)
     own = {name: leaf for name, leaf in own.items() if head or not name.startswith("head.")}
-    places = {name: naming.tensor(name, model) for name in own}
-    if (place := places.get("positions")) in tensors:
-        tensors[place] = resample_positions(tensors[place], own["positions"].shape)
-    wanted = {}
+    sources = {name: naming.tensor(name, model) for name in own}
+    if (source := sources.get("positions")) in tensors:
+        tensors[source] = resample_positions(tensors[source], own["positions"].shape)
+    shapes = {}
     for name, leaf in own.items():
         shape = tuple(leaf.shape)
-        if naming.is_turned(name):
+        if naming.is_transposed(name):
             *window, inputs, outputs = shape
             shape = (outputs, inputs, *window)
-        wanted[places[name]] = shape
+        shapes[sources[name]] = shape
     problems = misfits(
-        wanted,
+        shapes,
         {name: array.shape for name, array in tensors.items()},
         lambda name: name.endswith(_COUNTER) or (not head and name.startswith(naming.head)),
     )
@@ -227,8 +228,8 @@ def load_weights(model: M, path: str | os.PathLike[str], *, head: bool = True) -
         )
     values = {}
     for name, leaf in own.items():
-        array = tensors[places[name]]
-        if naming.is_turned(name):
+        array = tensors[sources[name]]
+        if naming.is_transposed(name):
             array = array.transpose(*range(2, array.ndim), 1, 0)
         values[name] = jnp.asarray(array, leaf.dtype)
     fill(copy, values)
