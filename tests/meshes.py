@@ -7,8 +7,6 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxttp.ntk.sharded import automatic
-
 
 def need(devices):
     """Ends a test where there are fewer: a machine with one GPU, which conftest cannot divide."""
@@ -20,10 +18,6 @@ def four():
     """A mesh of four devices, with the explicit axes that JAX gives."""
     need(4)
     return jax.make_mesh((4,), ("rows",))
-
-
-def automatic_four():
-    return automatic(four())
 
 
 def network(params, x):

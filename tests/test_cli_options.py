@@ -74,9 +74,3 @@ def test_numbers_out_of_words(name, good):
 def test_targets_are_lists_or_given_several_times():
     assert PARSERS["target_loss"](["0.3,0.1", "0.05"]) == (0.3, 0.1, 0.05)
     assert PARSERS["target_loss"](None) == ()
-
-
-@pytest.mark.parametrize("name", ["hidden", "classes"])
-def test_whole_numbers_are_whole(name):
-    with pytest.raises(ValueError, match=f"{name}='64,1.5' must be whole numbers"):
-        PARSERS[name]("64,1.5")

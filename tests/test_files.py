@@ -4,7 +4,6 @@ import io
 import json
 import re
 import zipfile
-from unittest import mock
 
 import jax.numpy as jnp
 import numpy as np
@@ -22,11 +21,7 @@ from jaxttp.data.images import open_image
 from jaxttp.forecast import Hyperparameters, sweep_kernel
 from jaxttp.models import load_params, save_params
 from jaxttp.models.language import folder as folders
-from jaxttp.pipeline import TaskReport
-from jaxttp.plots import report, save, save_report
-from jaxttp.plots._style import panels
-
-NAUGHTY = "<script>alert(1)</script>"
+from jaxttp.plots import save
 
 
 def member(path, name, data, kind=zipfile.ZIP_DEFLATED):
@@ -192,17 +187,11 @@ def drawn(path):
     save(figure, path)
 
 
-def page(path):
-    with mock.patch("jaxttp.plots.report.report_html", return_value="words" * 2000):
-        save_report(mock.Mock(spec=TaskReport), path)
-
-
 WRITERS = {
     "a.safetensors": lambda path: save_params(path, {"w": LARGE}),
     "a.json": lambda path: write_json(path, list(LARGE)),
     "a.csv": lambda path: result().to_csv(path),
     "a.png": drawn,
-    "a.html": page,
 }
 
 
@@ -229,11 +218,3 @@ def test_a_command_whose_output_cannot_be_made_says_so_in_one_line(tmp_path):
     assert done.stderr.startswith(f"jaxttp: output='{tmp_path}/file/in' cannot be written")
     assert len(done.stderr.splitlines()) == 1
     assert (tmp_path / "file").read_text() == "old"
-
-
-def test_names_of_classes_are_neither_html_nor_formulas():
-    figure, _ = panels(title=rf"{NAUGHTY} $\frac$ a_b $x^")
-    drawn = report._image(figure, NAUGHTY)  # with mathtext this would be an error
-    for text in (drawn, report._heading(NAUGHTY), report._table([NAUGHTY], [[NAUGHTY]])):
-        assert "<script" not in text
-        assert "&lt;script" in text

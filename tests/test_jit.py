@@ -35,22 +35,6 @@ def test_the_numbers_are_those_of_jit(ours):
 
 
 @CPU
-def test_programs_of_many_arrays_are_compiled_as_long_ones(ours, monkeypatch):
-    chosen = []
-
-    def recorded(fun, compiler_options=None, **options):
-        return lambda *args, **kwargs: chosen.append(compiler_options)
-
-    monkeypatch.setattr(jax, "jit", recorded)
-    monkeypatch.setattr(_jit, "registered", lambda program: program)
-    total = jit(lambda leaves: sum(leaves))
-    total([jnp.ones(1)] * _jit.MANY)
-    total([jnp.ones(1)] * (_jit.MANY + 1))
-    jit(lambda x: x, has_loops=True)(jnp.ones(1))
-    assert chosen == [_jit.SHORT, _jit.LONG, _jit.LONG]
-
-
-@CPU
 @pytest.mark.parametrize(
     "transform",
     [

@@ -97,22 +97,6 @@ def test_a_real_run_that_diverged_is_drawn_as_far_as_it_goes(tmp_path):
     assert (tmp_path / "diverged.pdf").read_bytes().startswith(b"%PDF")
 
 
-def test_a_goal_that_is_not_reached_and_the_source_of_a_band():
-    result = tiny.verified()
-    found = dataclasses.replace(
-        result.prediction, rule="absolute", steps=dict.fromkeys(result.prediction.steps, -1)
-    )
-    texts = legend(draw(dataclasses.replace(result, prediction=found, run=None)).axes[0])
-    assert any(text.endswith("not reached") for text in texts)
-    assert not any("diverges" in text for text in texts)
-    sketched = {**found.hyperparameters, "sketch_dim": 8}
-    found = dataclasses.replace(
-        found, loss_band=jnp.stack([found.loss, found.loss]), hyperparameters=sketched
-    )
-    texts = legend(draw(dataclasses.replace(result, prediction=found)).axes[0])
-    assert "band over projections" in texts
-
-
 def test_a_notebook_shows_a_figure_before_pyplot_drew_any():
     """IPython's formatter as it is before the inline backend teaches it matplotlib's figures."""
     shown = formatters.PNGFormatter()(tiny.verified().plot())

@@ -8,7 +8,6 @@ import pytest
 
 from jaxttp import print_progress
 from jaxttp._core.progress import RECENT, duration, seconds_left
-from jaxttp.cli import _shell
 
 
 @pytest.fixture
@@ -66,13 +65,3 @@ def test_stages_have_paces_of_their_own(clock):
 def test_bad_input():
     with pytest.raises(ValueError, match="every must be at least 0"):
         print_progress(every=-1)
-
-
-def test_the_bar_of_commands_learns_how_much_there_is(monkeypatch):
-    """A kernel is announced before its tiles are known; then the bar has a time that is left."""
-    seen = []
-    monkeypatch.setattr(_shell.Progress, "update", lambda self, task, **told: seen.append(told))
-    with _shell._progress_bar(silent=True) as report:
-        report("kernel", 0, 1)
-        report("kernel", 5, 20)
-    assert [one["total"] for one in seen if "total" in one][-2:] == [None, 20]

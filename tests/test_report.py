@@ -59,7 +59,7 @@ def test_what_diverges_is_said():
 def test_a_task_of_a_hostile_table_is_text():
     """Names of classes, files and columns come into its words, which the page repeats."""
     report = results.TaskReport()
-    naughty = "</title><script>alert(1)</script><img src=x onerror=alert(1)>"
+    naughty = r"</title><script>alert(1)</script><img src=x onerror=alert(1)> $\frac$"
     task = dataclasses.replace(report.forecast.task, description=naughty)
     forecast = dataclasses.replace(report.forecast, task=task)
     text = report_html(dataclasses.replace(report, forecast=forecast))

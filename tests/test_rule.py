@@ -52,18 +52,6 @@ def test_keywords_name_targets_in_order():
     assert targets_of() == targets_of(()) == ()
 
 
-@pytest.mark.parametrize(
-    ("keywords", "words"),
-    [
-        ({"target_loss": 0}, r"target_loss must be greater than 0; got 0"),
-        ({"target_error": 5}, r"target_error must be at most 1, as an error is a fraction; got 5"),
-    ],
-)
-def test_keywords_are_named_in_errors(keywords, words):
-    with pytest.raises(ValueError, match=words):
-        targets_of(**keywords)
-
-
 def test_targets_of_curves_that_are_not_there():
     with pytest.raises(ValueError, match=r"target_test_loss=0\.3 cannot be read here\. Give x"):
         targets_of(target_test_loss=0.3, known=("loss", "error"), hint="Give x_test.")

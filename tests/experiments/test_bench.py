@@ -16,7 +16,6 @@ from experiments.bench import (
     lora,
     lora_tasks,
     pays,
-    peers,
     planning,
     races,
     scaling,
@@ -54,23 +53,6 @@ def test_rows_are_kept_stamped_and_not_measured_again(tmp_path, capsys):
     assert set(rows[0]["measured"]) == {"date", "machine", "device", "python", "versions"}
 
 
-def test_a_table_is_printed_and_a_failure_said(tmp_path, capsys):
-    rows = [{"case": "a", "wall": 0.12345, "n": None}, {"case": "b", "failed": "no memory"}]
-    harness.publish(rows, ("case", "wall", "n"), tmp_path / "rows.jsonl")
-    lines = capsys.readouterr().out.splitlines()
-    assert lines == [
-        "| case | wall | n |", "|---|---|---|", "| a | 0.123 |  |", "| b |  |  | failed: no memory"
-    ]  # fmt: skip
-    assert [row["case"] for row in harness.load(tmp_path / "rows.jsonl")] == ["a", "b"]
-
-
-def test_calls_are_timed_in_turn():
-    seen = []
-    found = harness.in_turn({name: lambda name=name: seen.append(name) for name in "ab"}, rounds=2)
-    assert seen == ["a", "b"] * 3
-    assert all(timing.first >= 0 and timing.wall >= 0 for timing in found.values())
-
-
 # --- accuracy ---------------------------------------------------------------------------------
 
 
@@ -104,10 +86,6 @@ def test_tables_of_accuracy_by_hand():
         "1", "0.0 / 3.0 / 1.0 (1.3)", "67 %", "67 %", "67 %", "67 %", "67 %",
         f"{np.corrcoef([8, 9, 1], [8, 6, 2])[0, 1]:.3f}", "33 / 0 %", "10.0 %",
     ]  # fmt: skip
-    assert cells(accuracy_tables.network_table(rows), "MLP", "2", "one kernel") == [
-        "1", "0.50 (1.50)", "2.00 (1.00)", "0.75", "1.3", "1.00", "2"
-    ]  # fmt: skip
-    assert cells(accuracy_tables.task_table(rows), "wine, MLP") == ["2", "1.3"]
     other = row(task="b", name="b")
     other["real"] = other["real"] | {"steps": [4, 4, 4], "loss": [1.0, 0.2, 0.05]}
     plain = other["forecasts"]["one kernel"] | {"loss": [1.0, 0.8, 0.1]}
@@ -117,9 +95,6 @@ def test_tables_of_accuracy_by_hand():
     # never, which is 10
     assert cells(table, "one kernel") == ["2.7", "1.7 (6)", "83 %", "1.50", "2.0"]
     assert cells(table, "the median time of other tasks") == ["2.7", "0.7 (6)", "100 %", "", ""]
-    text = accuracy_tables.report([*rows, {"diverged": True, "name": "b"}])
-    assert text.startswith("2 runs of 1 tasks (1 GD, 1 SGD), T = 10")
-    assert accuracy_tables.report([]) == "no runs yet"
 
 
 def test_what_is_reported_tuned_nothing():
@@ -236,11 +211,3 @@ def test_the_accelerator_s_rows(tmp_path, capsys):
     assert found["error"] < 1e-5
     few = accelerator.only(accelerator.SIZES["large"], ["mlp", "resnet18-224"])
     assert (few.kernels, few.forecasts) == (("mlp",), (("resnet18", 224),))
-
-
-def test_a_peer_whose_environment_is_not_there_is_said_to_be_missing(tmp_path, monkeypatch):
-    monkeypatch.setattr(peers, "CACHE", tmp_path)
-    measured, answer = peers.ask("flow", "neural-tangents", 1, 10.0)
-    assert answer is None
-    assert "setup makes it" in measured["failed"]
-    assert peers.environments() == ["neural-tangents", "torch"]

@@ -5,7 +5,6 @@ import itertools
 import jax
 import numpy as np
 import pytest
-from flax import nnx
 
 from experiments.conditioning import (
     convolution,
@@ -13,9 +12,8 @@ from experiments.conditioning import (
     depth,
     fine_tuning,
     inputs,
-    pruning,
 )
-from jaxttp import conditioning, from_nnx
+from jaxttp import conditioning
 from jaxttp.conditioning import sweep
 
 # --- reference rows -------------------------------------------------------------------------------
@@ -152,18 +150,3 @@ def test_condition_of_the_head_by_brute_force():
     np.testing.assert_allclose(row.eigenvalues, values[: len(row.eigenvalues)], rtol=1e-3)
     assert row.label == "head"
     assert row.size == 8
-
-
-def test_pruned_networks_fraction_what_is_compiled():
-    """One object for all rates and seeds; masked weights do not count."""
-    settings = pruning.Settings("mlp", classes=2, depth=1, width=4)
-    apply_fn, masked = pruning._functions(settings, 2, 1)
-    assert pruning._functions(settings, 2, 1) == (apply_fn, masked)
-    params = from_nnx(pruning.build(settings, 2, 1, nnx.Rngs(1))).params
-    x = np.random.default_rng(0).random((3, 2, 2, 1))
-    masks = conditioning.magnitude_masks(params, 0.5)
-    left = conditioning.apply_masks(params, masks)
-    np.testing.assert_array_equal(masked({"weights": params, "masks": masks}, x), apply_fn(left, x))
-    gradient = jax.grad(lambda w: masked({"weights": w, "masks": masks}, x).sum())(params)
-    for leaf, keep in zip(jax.tree.leaves(gradient), jax.tree.leaves(masks), strict=True):
-        assert not np.any(np.asarray(leaf)[~np.asarray(keep)])

@@ -185,11 +185,3 @@ def test_budgets_that_are_none(options, message):
     params, x, y = parts()
     with pytest.raises(ValueError, match=message):
         predict_training_time(network, params, x, y, learning_rate=0.1, **options)
-
-
-def test_a_plan_says_whether_it_pays():
-    plan = plan_forecast(Relinearized(), problem(), descent(), budget=1e9)
-    assert str(plan).startswith("at most 17 kernels: at most ")
-    assert "training itself costs less" in str(plan)
-    fewer = dataclasses.replace(plan, dynamics=Recursion(), operations=1.0, budget=1.0)
-    assert str(fewer).startswith("one kernel: at most 0.00026 %")

@@ -1,5 +1,3 @@
-import dataclasses
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -125,28 +123,6 @@ def test_small_batches_can_diverge_below_the_full_batch_limit():
     assert 0.04 < forecast.max_learning_rate
     assert not forecast.stable
     assert "batches of 1" in forecast.message
-
-
-def test_the_result_is_frozen_and_reads_well():
-    forecast = predict(thresholds=(0.01, 0.4))
-    assert list(forecast.steps) == [0.01, 0.4]
-    assert all(isinstance(step, int) for step in forecast.steps.values())
-    assert forecast.loss.shape == forecast.error.shape == (21,)
-    assert forecast.cost.kernels == 1
-    assert (
-        forecast.cost.gradient_evaluations == 2 + 2
-    )  # of two centered logits; to a place, and there
-    assert forecast.cost.seconds > 0
-    text = repr(forecast)
-    for words in (
-        "1 % of the loss decrease left",
-        "largest stable learning rate",
-        "1 kernel",
-        "FLOPs",
-    ):
-        assert words in text
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        forecast.horizon = 3
 
 
 class BatchNormalised(eqx.Module):

@@ -9,7 +9,7 @@ import pytest
 from jaxttp import sweep
 from jaxttp.forecast import Descent, Problem, grid, sweep_kernel
 from jaxttp.forecast.cost import Price
-from jaxttp.forecast.sweep import _higher, shared_goal
+from jaxttp.forecast.sweep import shared_goal
 from jaxttp.losses.rule import Target
 from jaxttp.ntk.estimators import Exact
 from tests.draws import normal, split
@@ -115,17 +115,6 @@ def test_what_oscillates_counts_twice(plain):
     assert found.times().tolist() == times.tolist()
     assert f"about {times[leader]}" in str(found)
     assert [row["oscillates"] for row in found.rows()] == [i == leader for i in range(len(times))]
-
-
-def test_neighbours_differ_in_nothing_but_the_rate():
-    kernel = jnp.eye(4).reshape(2, 2, 2, 2)
-    settings = grid(learning_rate=(0.1, 4.0, 1.0, 90.0), momentum=(0.0, 0.9), steps=5)
-    found = sweep_kernel(kernel, jnp.zeros((2, 2)), jnp.array([0, 1]), settings)
-    rates = [(one.learning_rate, one.momentum) for one in settings]
-    at = rates.index
-    assert _higher(found, at((1.0, 0.9))) == at((4.0, 0.9))
-    assert found.max_learning_rate[0] < 30  # 90 is out of the question
-    assert _higher(found, at((4.0, 0.0))) is None
 
 
 def test_the_cost_is_counted(plain):

@@ -6,7 +6,7 @@ import optax
 import pytest
 
 from jaxttp import predict_training_time
-from jaxttp.forecast.stability import Rates, constant_rate, rises, stability_message
+from jaxttp.forecast.stability import rises
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((20, 3))
@@ -102,21 +102,3 @@ def test_a_loss_that_doubles_on_the_way_is_said():
     assert rises(curve)
     assert rises(np.stack([curve, curve[::-1] * 0 + 1.0])).tolist() == [True, False]
     assert rises(np.array([1.0, np.nan]))
-
-
-def test_the_verdict_names_the_limit_and_whose_it_is():
-    fine, rising = np.array([1.0, 0.1]), np.array([1.0, 5.0])
-    slow, beyond = constant_rate(0.1, 0.2), constant_rate(0.3, 0.2)
-    say = stability_message
-    assert say(fine, slow, stable=True) == "stable; largest stable learning rate 0.2"
-    assert say(fine, slow, stable=True, batch_size=4).endswith("rate 0.2 for full batches")
-    flat = constant_rate(0.1, np.finfo(np.float64).max)
-    assert "without curvature" in say(fine, flat, stable=True)
-    late = Rates(np.array([0.3, 0.1]), np.array([3.0, 1e-3]))
-    known = say(fine, late, stable=True)
-    assert "peak rate 0.3 is 3 times the limit 0.1 at the start until step 1" in known
-    assert "with batches of 4: the predicted loss rises from 1 to 5" in say(
-        rising, slow, stable=False, batch_size=4
-    )
-    assert say(rising, beyond, stable=False) == "diverges above η = 0.2 (learning rate 0.3)"
-    assert "1.5 times the limit 0.2; the real network" in say(fine, beyond, stable=False)

@@ -15,7 +15,6 @@ from jaxttp.forecast import Descent, Linearizer, Noisy, Problem, Relinearized
 from jaxttp.forecast.methods import Draws, Path
 from jaxttp.forecast.methods.base import recur
 from jaxttp.forecast.uncertainty import (
-    KNOWN,
     LinearizationCheck,
     check_linearization,
     jackknife,
@@ -23,7 +22,6 @@ from jaxttp.forecast.uncertainty import (
     path_warning,
     read_targets,
     read_times,
-    recentered,
     sampled,
     speed_warning,
     time_error,
@@ -56,14 +54,6 @@ def predict(network=tanh, params=PARAMS, y=Y, **options):
 
 
 # --- bands ----------------------------------------------------------------------------------------
-
-
-def test_paths_move_with_their_center():
-    plain, centre = np.array([1.0, 0.5, 0.2]), np.array([1.0, 0.4, 0.1])
-    paths = np.stack([plain, 2 * plain, plain / 2])
-    moved = recentered(*map(jnp.asarray, (paths, plain, centre)))
-    factors = np.array([1.0, 2**KNOWN.spread, 2**-KNOWN.spread])
-    np.testing.assert_allclose(moved, factors[:, None] * centre[None], rtol=1e-12)
 
 
 def drawn(loss, draws, **more):

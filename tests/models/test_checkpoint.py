@@ -63,13 +63,6 @@ def test_what_cannot_come_back_is_not_saved(tmp_path, params, error, message):
     assert not (tmp_path / "a").exists()
 
 
-@pytest.mark.parametrize("contents", [b"", b"not a checkpoint, but long enough to look like one"])
-def test_a_file_of_another_kind(tmp_path, contents):
-    (tmp_path / "a").write_bytes(contents)
-    with pytest.raises(ValueError, match="is not a safetensors file"):
-        load_params(tmp_path / "a")
-
-
 def test_float64_is_not_narrowed_silently(tmp_path):
     save_params(tmp_path / "a", {"w": jnp.ones(2, jnp.float64)})
     with jax.enable_x64(False), pytest.raises(ValueError, match=r"w is float64.*enable_x64"):

@@ -17,7 +17,6 @@ from jaxttp.ntk import (
     ntk_plan,
     sketch_jacobian,
 )
-from jaxttp.ntk._compiled import compiled
 from tests import oracles
 from tests.draws import normal
 from tests.ntk.networks import NETWORKS, conv_channels_first, mlp
@@ -185,10 +184,7 @@ def test_tokens_outside_the_table_are_as_in_reverse_mode(lookup):
     [
         ("mlp", "0/w", "activation"),
         ("mlp", "0/b", "with weight"),
-        ("ntk_parametrisation", "a", "activation"),
         ("rematerialised", "c", "direct"),
-        ("embedding_bag", "table", "activation"),
-        ("scanned", "layers/w", "direct"),
         ("custom_derivatives", "b", "direct"),
     ],
 )
@@ -247,15 +243,6 @@ def test_float64_sums_without_the_global_switch(batch_size):
     # In float64 the Gram matrix of float32 gradients is positive semi-definite to float64 rounding.
     values = np.linalg.eigvalsh(np.asarray(wide).reshape(15, 15))
     assert values[0] > -1e-14 * values[-1]
-
-
-def test_compiled_once_and_results_never_cached():
-    apply_fn, params, x = mlp()
-    first = empirical_ntk(apply_fn, params, x)
-    before = compiled.cache_info().misses
-    second = empirical_ntk(apply_fn, jax.tree.map(lambda a: 2 * a, params), x)
-    assert compiled.cache_info().misses == before
-    assert not np.allclose(first, second)
 
 
 def test_the_plan_is_kept_and_explains_itself():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxttp.ntk import empirical_ntk, sketch_jacobian
-from jaxttp.ntk._countsketch import SketchLayers, sketch_cost, width_of
+from jaxttp.ntk._countsketch import SketchLayers
 from jaxttp.ntk.gram import workload
 from tests.draws import normal
 
@@ -83,33 +83,3 @@ def test_batches_and_float32_change_nothing_but_rounding():
     assert half.dtype == jnp.float32
     size = float(jnp.max(jnp.abs(whole)))
     np.testing.assert_allclose(half, whole, atol=1e-5 * size)  # float32
-
-
-def test_widths_are_folded_from_multiples():
-    assert width_of(10, 4) == 12
-    assert width_of(10**6, 1000) == 5000
-    assert width_of(10**6, 4096) == 4096
-    assert width_of(10**6, 5000) == 5000
-    assert width_of(3, 16) == 16
-
-
-def test_costs_are_those_of_the_cheapest_forms():
-    apply_fn, params, x = _network()
-    work = workload(apply_fn, params, x)
-    cost = sketch_cost(work, 4096)
-    assert cost > 4 * work.forward  # a way on and three back
-    # Of many buckets a transform costs more than the gradients of the one layer that has it.
-    layers = _layers(apply_fn, params, x, 16 * 4096).layers
-    assert 1 in {site.leaf for site in layers.late}
-    assert cost < sketch_cost(work, 16 * 4096) < 2 * cost
-
-
-def test_memory_counts_all_features():
-    apply_fn, params, x = _network()
-    layers = _layers(apply_fn, params, x, 300)
-    leaves = jax.tree.leaves(params)
-    work = workload(apply_fn, params, x)
-    assert work.program.constants == ()  # so that it runs as it is
-    shapes = jax.tree.leaves(jax.eval_shape(layers.layers.features, leaves, [x[:1]]))
-    kept = sum(leaf.size for leaf in shapes)
-    assert kept <= layers.working_size < 20 * kept

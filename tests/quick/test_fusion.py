@@ -21,15 +21,11 @@ CASES = {
     "a sum of branches that two read": (lambda x, w: twice(x + x * x), "add"),
     "read twice by one": (lambda x, w: jnp.square(x + x * x) + 0 * w, None),
     "a bias": (lambda x, w: twice(x + w), None),
-    "of weights alone": (lambda x, w: twice(w + w) * x, None),
     "few numbers": (lambda x, w: twice(x[1:] + x[1:] ** 2), None),
     "after an activation": (lambda x, w: twice(jax.nn.relu(x + x * x)), "custom_jvp_call"),
     "after a scale": (lambda x, w: twice(w * (x + x * x)), "mul"),
-    "after a mean": (lambda x, w: twice((x + x * x).mean()), None),
-    "after a product": (lambda x, w: twice(jnp.diag(w) @ (x + x * x)), None),
     "kept before": (lambda x, w: twice(jnp.tanh(s := x + x * x)) + s, "add"),
     "a group": (grouped, "custom_jvp_call"),
-    "nothing": (lambda x, w: x, None),
 }  # fmt: skip
 
 

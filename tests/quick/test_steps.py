@@ -18,24 +18,6 @@ def run(function, *arguments, single_sample=False):
     return [values[slot] for slot in line.outputs], [step.name for step in line.steps]
 
 
-def test_groups_within_groups_literals_and_constants():
-    table = jnp.arange(3.0)
-
-    @jax.jit
-    def inner(x, y):
-        return jnp.sin(x) + table, 2.0, y
-
-    @jax.jit
-    def outer(x):
-        first, two, same = inner(2 * x, 3.0)
-        return first * two, same, x
-
-    found, names = run(outer, jnp.ones(3))
-    for a, b in zip(found, outer(jnp.ones(3)), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-14)
-    assert "jit" not in names
-
-
 def test_loops_and_derivatives_of_ones_own_are_one_step():
     odd = jax.custom_jvp(lambda x: x)
     odd.defjvp(lambda primals, tangents: (odd(*primals), tangents[0]))
