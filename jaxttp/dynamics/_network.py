@@ -35,6 +35,12 @@ def add_scaled(total: Params, weight: Array, vector: Params) -> Params:
     return jax.tree.map(lambda a, b: a + weight.astype(a.dtype) * b, total, vector)
 
 
+@jit
+def scale(diagonal: Params, vector: Params) -> Params:
+    """A diagonal times a vector, in weight space."""
+    return jax.tree.map(lambda q, v: q * v, diagonal, vector)
+
+
 def compile_network(apply_fn: ApplyFn) -> tuple[Callable, Callable, Callable]:
     """Outputs, J^T a and J v, compiled; a network is traced once for every shape.
 
@@ -76,6 +82,35 @@ def evaluation(apply_fn: ApplyFn) -> Callable[[Params, Any], Array]:
     """The outputs of `compile_network`: (weights, x) -> outputs."""
     network = network_of(apply_fn)
     return lambda w, x: _outputs(network.precise(w, x), w, x)
+
+
+def squared_gradients(apply_fn: ApplyFn) -> Callable[[Params, Any, Array], Params]:
+    """(weights, x, a) -> sum of (J_n^T a_n)^2 over the samples n, compiled."""
+    if isinstance(apply_fn, CenteredLogits):
+        squares = squared_gradients(apply_fn.network)
+        return lambda w, x, a: squares(w, x, from_centered_logits(a))
+    network = network_of(apply_fn)
+
+    def compute(w: Params, x: Any, a: Array) -> Params:
+        return _squares(network.precise(w, jax.tree.map(lambda leaf: leaf[:1], x)), w, x, a)
+
+    return compute
+
+
+@jit
+def _squares(network: Traced, w: Params, x: Any, a: Array) -> Params:
+    size = max(part for part in range(1, 17) if len(a) % part == 0)
+
+    def one(sample: Any, row: Array) -> Params:
+        run = lambda v: network(v, jax.tree.map(lambda leaf: leaf[None], sample))  # noqa: E731
+        return jax.vjp(run, w)[1](row[None])[0]
+
+    def add(total: Params, chunk: tuple) -> tuple[Params, None]:
+        gradients = jax.vmap(one)(*chunk)
+        return jax.tree.map(lambda t, g: t + jnp.sum(g**2, axis=0), total, gradients), None
+
+    chunks = jax.tree.map(lambda leaf: leaf.reshape(-1, size, *leaf.shape[1:]), (x, a))
+    return jax.lax.scan(add, jax.tree.map(jnp.zeros_like, w), chunks)[0]
 
 
 @jit

@@ -104,7 +104,30 @@ class OptaxProgram(eqx.Module):
         return self.code.optimizer.update(updates, state, params)
 
 
-Optimizer = HeavyBall | OptaxProgram
+class LinearRecurrence(eqx.Module):
+    """The filter of an optimizer, as an optimizer of coefficients.
+
+        (u_t, a_{t+1}) = M_t (g_t, a_t),    w_{t+1} = w_t - u_t
+
+    Attributes:
+        matrices: M (T, k + 1, k + 1), for k accumulators.
+    """
+
+    matrices: Float[Array, "t k_plus_1 k_plus_1"]
+
+    def init(self, params: Any) -> tuple[list, Array]:
+        """The state before the first step."""
+        zeros = [jax.tree.map(jnp.zeros_like, params)] * (self.matrices.shape[1] - 1)
+        return zeros, jnp.zeros((), jnp.int32)
+
+    def update(self, updates: Any, state: Any, params: Any = None) -> tuple[Any, tuple]:
+        """One step."""
+        accumulators, count = state
+        new = jnp.tensordot(self.matrices[count], jnp.stack([updates, *accumulators]), 1)
+        return -new[0], (list(new[1:]), count + 1)
+
+
+Optimizer = HeavyBall | OptaxProgram | LinearRecurrence
 """An optimizer as an argument of compiled functions: a pytree with `init` and `update`."""
 
 

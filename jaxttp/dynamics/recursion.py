@@ -203,7 +203,7 @@ class Linearization(NamedTuple):
     damping: Any = None
 
 
-class Motion(NamedTuple):
+class Motion(eqx.Module):
     """How outputs move as an optimizer acts, with one linearization or between two.
 
     A linear optimizer acts on every linear image of the weights as it acts on the weights. So it
@@ -278,6 +278,10 @@ class Motion(NamedTuple):
             for fraction, fold, component in zip(fractions, end_folds, components, strict=True):
                 parts.append(fraction * (image if fold is None else image - fold @ component))
         return jnp.concatenate(parts)
+
+    def applied(self, update: Array, vector: Array, t: Any) -> Array:
+        """The change of the vector by the optimizer's update."""
+        return update
 
     def moves(self, update: Array, t: Any) -> list[Array]:
         """The change of each end's image and carried part by an update."""
@@ -388,7 +392,8 @@ def follow(
         vector, state, moved, gradient, is_alive, room, coefficients = carry
         pulled = motion.pulled(gradient, None if indices is None else indices[t], t, folds)
         updates, after = optimizer.update(pulled, state, vector)
-        updates = jnp.where(is_alive, jnp.asarray(updates, motion.f.dtype), 0.0)
+        updates = motion.applied(jnp.asarray(updates, motion.f.dtype), vector, t)
+        updates = jnp.where(is_alive, updates, 0.0)
         moved = [a + b for a, b in zip(moved, motion.moves(updates, t), strict=True)]
         vector = jnp.asarray(optax.apply_updates(vector, updates))
         gradient, good, *rooms = arrive(moved, t + 1, vector, room, coefficients)

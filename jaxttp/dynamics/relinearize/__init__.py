@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from jaxtyping import Array
@@ -26,10 +27,17 @@ from jaxttp._core.checks import (
 )
 from jaxttp._core.types import ApplyFn, Params
 from jaxttp.adapters.inputs import check_network, check_samples
-from jaxttp.dynamics._network import compile_network, promote_all
+from jaxttp.dynamics._network import compile_network, promote_all, squared_gradients
 from jaxttp.dynamics._trajectory import RelinearizedTrajectory as RelinearizedTrajectory
 from jaxttp.dynamics.batches import batch_indices
-from jaxttp.dynamics.optimizers import HeavyBall, linear_filter, same_program, start_fractions
+from jaxttp.dynamics.optimizers import (
+    HeavyBall,
+    LinearRecurrence,
+    linear_filter,
+    same_program,
+    start_fractions,
+)
+from jaxttp.dynamics.preconditioned import Preconditioned, first_scaling, preconditioned
 from jaxttp.dynamics.recursion import Motion
 from jaxttp.dynamics.relinearize.controller import Controller
 from jaxttp.dynamics.relinearize.integrate import integrate
@@ -139,9 +147,15 @@ def relinearized_recursion(  # noqa: PLR0913
     batches = None
     if batch_size is not None:
         batches = batch_indices(key, len(f0), batch_size, steps, protocol=protocol)
-    fractions = start_fractions(optimizer)
+    scaled = _scaled(optimizer, params, steps)
+    descent: Any = optimizer
+    if scaled is not None:
+        descent = LinearRecurrence(jax.device_put(scaled.matrices.astype(f0.dtype)))
+    fractions = (0.0,) * sum(scaled.linear) if scaled else start_fractions(optimizer)
     decays = any(fractions)  # an average of weights contains the weights themselves
-    if not isinstance(optimizer, HeavyBall):
+    if scaled is not None:
+        decays = bool(np.any(scaled.decay))
+    elif not isinstance(optimizer, HeavyBall):
         decays |= linear_filter(optimizer, params, steps=steps).weight_decay is not False
     if accumulators and len(accumulators) != len(fractions):
         raise ValueError(
@@ -152,19 +166,55 @@ def relinearized_recursion(  # noqa: PLR0913
         None if part == 0 else jax.tree.map(lambda w, s=part: (s * w).astype(w.dtype), params)
         for part in fractions
     ]
-    kernel = check_finite_value("kernel", kernel_fn(params))
+    squares = _mean_squares(apply_fn, pull, x, targets, loss, batch_size)
+    scaling = None
+    if scaled is not None:
+        scaling = first_scaling(scaled, params, squares(params, f0), optimizer.init(params))
+    diagonals = [] if scaling is None else [scaling.diagonal]
+    kernel = check_finite_value("kernel", kernel_fn(params, *diagonals))
     motion = Motion.of(kernel, f0, None)  # the optimizer acts on its vectors
-    descent = same_program(optimizer, motion.unit(0))
     setup = Setup(
-        outputs, pull, push, x, f0, targets, loss, kernel_fn, descent, steps,
-        curvature_limits(optimizer, steps), decays, damp is not False, batches, x_test,
-        kernel_test_fn, Costs(kernels=1),
+        outputs, pull, push, x, f0, targets, loss, kernel_fn,
+        same_program(descent, motion.unit(0)), steps, curvature_limits(descent, steps), decays,
+        damp is not False, batches, x_test, kernel_test_fn, scaled, squares, Costs(kernels=1),
     )  # fmt: skip
     damping, _ = setup.damping(kernel, f0, 0)
     # A rate that is too large from the start may really diverge: damping would hide that.
     if damp is None and damping is not None:
         setup, damping = dataclasses.replace(setup, damps=False), None
-    counters = optimizer.init(jax.device_put(np.zeros((), f0.dtype)))
-    state = State(0, params, motion.ends[0], params, tuple(velocities), f0, counters)
+    counters = descent.init(jax.device_put(np.zeros((), f0.dtype)))
+    state = State(0, params, motion.ends[0], params, tuple(velocities), f0, counters, scaling)
     state = state._replace(linearization=linearize(setup, state, kernel, params, damping))
     return integrate(setup, state, controller, progress or (lambda built, planned: None))
+
+
+def _scaled(optimizer: Any, params: Params, steps: int) -> Preconditioned | None:
+    """A nonlinear optimizer as a filter behind a diagonal; None for a linear one."""
+    if isinstance(optimizer, HeavyBall):
+        return None
+    try:
+        linear_filter(optimizer, params, steps=steps)
+    except ValueError:
+        return preconditioned(optimizer, params, steps)
+    return None
+
+
+def _mean_squares(
+    apply_fn: ApplyFn, pull: Any, x: Any, targets: Array, loss: Loss, batch_size: int | None
+) -> Callable[[Params, Array], Params]:
+    """(weights, outputs) -> the mean squares of the gradients of batches.
+
+    They are g^2 + (N - B) / (N - 1) / B times the variance of the samples' gradients.
+    """
+    squared, n = squared_gradients(apply_fn), len(targets)
+
+    def mean_squares(weights: Params, f: Array) -> Params:
+        residual = loss.gradient(f, targets)
+        squares = jax.tree.map(jnp.square, pull(weights, x, residual / n))
+        if batch_size is None or batch_size >= n:
+            return squares
+        part = (n - batch_size) / (n - 1) / batch_size
+        samples = squared(weights, x, residual)
+        return jax.tree.map(lambda g, s: g + part * (s / n - g), squares, samples)
+
+    return mean_squares

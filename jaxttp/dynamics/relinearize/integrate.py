@@ -14,6 +14,7 @@ from jaxttp._core.compile import jit
 from jaxttp._core.types import Params
 from jaxttp.dynamics._kernels import apply_kernel
 from jaxttp.dynamics._trajectory import RelinearizedTrajectory, curves
+from jaxttp.dynamics.preconditioned import ScaledMotion, Scaling
 from jaxttp.dynamics.recursion import Linearization, Motion
 from jaxttp.dynamics.relinearize.controller import Controller
 from jaxttp.dynamics.relinearize.solver import (
@@ -26,6 +27,7 @@ from jaxttp.dynamics.relinearize.solver import (
     at,
     combine,
     linearize,
+    motion_of,
     predict,
     push_carried,
     step,
@@ -71,7 +73,9 @@ class Record:
         room = _room(state.outputs, setup.steps)
         test = None
         if setup.cross_fn is not None:
-            kernel = check_finite_value("kernel_test", setup.cross_fn(state.point))
+            kernel = check_finite_value(
+                "kernel_test", setup.cross_fn(state.point, *state.diagonals)
+            )
             f = setup.outputs(state.point, setup.x_test)
             test = TestPath(kernel, _room(f, setup.steps))
         return cls(setup, state, room, room, test=test)
@@ -89,7 +93,10 @@ class Record:
         if end < setup.steps:
             rows = run.rows[1:]
             velocities = tuple(combine(setup, state, segment.points, row) for row in rows)
-            new = new._replace(point=segment.points[1], velocities=velocities, optimizer=run.state)
+            new = new._replace(
+                point=segment.points[1], velocities=velocities, optimizer=run.state,
+                scaling=segment.scaling,
+            )  # fmt: skip
             linearization = linearize(setup, new, segment.kernel, new.point, segment.damping)
             new = new._replace(linearization=linearization)
         return Record(setup, new, train, provisional, diverged_at, test)
@@ -101,7 +108,8 @@ class Record:
         test = self.test
         if test is not None:
             pushed = self._push_test(self.state.point, test)
-            motion = Motion([Linearization(test.kernel, pushed)], at(test.path, start))
+            ends = [Linearization(test.kernel, pushed)]
+            motion = motion_of(setup, ends, at(test.path, start))
             path = _test_path(motion, ahead.coefficients, test.path, start, setup.steps, None)
             test = test._replace(path=path)
         diverged_at = self.diverged_at if self.diverged_at >= 0 else ahead.diverged_at
@@ -124,18 +132,20 @@ class Record:
         setup, start, run = self.setup, self.state.step, arrival.run
         assert setup.cross_fn is not None
         assert run.coefficients is not None
-        kernels = test.kernel, setup.cross_fn(segment.points[1])
+        far = segment.scaling
+        diagonals = [] if far is None else [far.diagonal]
+        kernels = test.kernel, setup.cross_fn(segment.points[1], *diagonals)
         ends = [
-            Linearization(kernel, self._push_test(point, test))
-            for point, kernel in zip(segment.points, kernels, strict=True)
+            Linearization(kernel, self._push_test(point, test, scaling))
+            for point, kernel, scaling in zip(segment.points, kernels, (None, far), strict=True)
         ]
         f = setup.outputs(arrival.weights, setup.x_test)
-        motion = Motion(ends, at(test.path, start), segment.tau)
+        motion = motion_of(setup, ends, at(test.path, start), segment.tau)
         path = _test_path(motion, run.coefficients, test.path, start, segment.end, f)
         return TestPath(kernels[1], path)
 
-    def _push_test(self, point: Params, test: TestPath) -> Array:
-        return push_carried(self.setup, self.state, point, self.setup.x_test, test.path[0])
+    def _push_test(self, point: Params, test: TestPath, far: Scaling | None = None) -> Array:
+        return push_carried(self.setup, self.state, point, self.setup.x_test, test.path[0], far)
 
 
 def integrate(
@@ -281,9 +291,11 @@ def _test_path(
     else:
         # J(tau) (J_near^T p + J_far^T q) with J(tau) = (1 - tau) J_near + tau J_far, where the mean
         # of both kernels approximates the products J_near J_far^T.
+        # Updates behind a diagonal are in these parts already, see `ScaledMotion`.
         (near, far), tau, both = motion.ends, motion.tau[:-1, None, None], first + second[0]
-        moves = apply_kernel(near.kernel, ((1 - tau) * both + first) / 2)
-        moves = moves + apply_kernel(far.kernel, (tau * both + second[0]) / 2)
+        if not isinstance(motion, ScaledMotion):
+            first, second = ((1 - tau) * both + first) / 2, [(tau * both + second[0]) / 2]
+        moves = apply_kernel(near.kernel, first) + apply_kernel(far.kernel, second[0])
         moves = moves + (1 - tau) * jnp.tensordot(carried, near.pushed, 1)
         moves = moves + tau * jnp.tensordot(carried, far.pushed, 1)
     inside = ((ts > start) & (ts <= end))[:, None, None]

@@ -25,9 +25,15 @@ from jaxttp._core.checks import all_finite
 from jaxttp._core.compile import jit
 from jaxttp._core.types import Params
 from jaxttp.dynamics._kernels import apply_kernel
-from jaxttp.dynamics._network import add_scaled, inner
+from jaxttp.dynamics._network import add_scaled, inner, scale
 from jaxttp.dynamics._trajectory import curves
 from jaxttp.dynamics.optimizers import Optimizer, inlined
+from jaxttp.dynamics.preconditioned import (
+    Preconditioned,
+    ScaledMotion,
+    Scaling,
+    next_scaling,
+)
 from jaxttp.dynamics.recursion import Followed, Linearization, Motion, follow
 from jaxttp.dynamics.relinearize.controller import CONTROLS
 from jaxttp.dynamics.relinearize.edge import Damping, damping, is_nonlinear
@@ -65,7 +71,7 @@ class Setup:
         f0: outputs before training (N, C).
         targets: encoded.
         loss: of outputs.
-        kernel_fn: weights -> Theta.
+        kernel_fn: weights -> Theta; (weights, diagonal) -> Theta with a preconditioner.
         optimizer: see `same_program`.
         steps: the horizon T.
         limits: the largest stable curvature at every step (T,).
@@ -73,7 +79,9 @@ class Setup:
         damps: whether modes beyond the edge of stability are damped.
         indices: the batches (T, B); None for full batches.
         x_test: test samples, or None.
-        cross_fn: weights -> Theta(x_test, x), with them.
+        cross_fn: Theta(x_test, x) of the same arguments, with them.
+        preconditioner: of an optimizer with a diagonal, whose filter `optimizer` is; or None.
+        squares: (weights, outputs) -> mean squares of the gradients of batches, with it.
         costs: counted as they arise.
     """
 
@@ -84,7 +92,7 @@ class Setup:
     f0: Array
     targets: Array
     loss: Loss
-    kernel_fn: Callable[[Params], Kernel]
+    kernel_fn: Callable[..., Kernel]
     optimizer: Optimizer
     steps: int
     limits: np.ndarray
@@ -92,7 +100,9 @@ class Setup:
     damps: bool
     indices: Array | None = None
     x_test: Any = None
-    cross_fn: Callable[[Params], Kernel] | None = None
+    cross_fn: Callable[..., Kernel] | None = None
+    preconditioner: Preconditioned | None = None
+    squares: Callable[[Params, Array], Params] | None = None
     costs: Costs = dataclasses.field(default_factory=Costs)
 
     def damping(self, kernel: Kernel, f: Array, step: int) -> tuple[Damping | None, float]:
@@ -123,6 +133,7 @@ class State(NamedTuple):
         velocities: the optimizer's accumulators, in weight space; None for zero.
         outputs: of the network at the path's weights (N, C).
         optimizer: its state with one parameter, of which only the counters are used.
+        scaling: the preconditioner's diagonal at `point`, or None.
     """
 
     step: int
@@ -132,6 +143,12 @@ class State(NamedTuple):
     velocities: tuple[Params | None, ...]
     outputs: Float[Array, "n c"]
     optimizer: optax.OptState
+    scaling: Scaling | None = None
+
+    @property
+    def diagonals(self) -> list[Params]:
+        """The arguments of kernels beside the weights."""
+        return [] if self.scaling is None else [self.scaling.diagonal]
 
 
 class Prediction(NamedTuple):
@@ -162,6 +179,7 @@ class Segment(NamedTuple):
         damping: at the second.
         tau: the position of every step between both (T + 1,), as a fraction of the predicted path
             length; the first steps of a long segment cover most of it.
+        scaling: at the second, or None.
     """
 
     end: int
@@ -169,6 +187,7 @@ class Segment(NamedTuple):
     kernel: Kernel
     damping: Damping | None
     tau: Float[Array, " t"]
+    scaling: Scaling | None = None
 
 
 class Arrival(NamedTuple):
@@ -213,15 +232,23 @@ def at(path: Array, step: Any) -> Array:
 
 
 def linearize(
-    setup: Setup, state: State, kernel: Kernel, point: Params, damping: Damping | None
+    setup: Setup,
+    state: State,
+    kernel: Kernel,
+    point: Params,
+    damping: Damping | None,
+    far: Scaling | None = None,
 ) -> Linearization:
     """The linearization at a point, for the vectors that the state carries."""
-    return Linearization(kernel, push_carried(setup, state, point, setup.x, state.outputs), damping)
+    pushed = push_carried(setup, state, point, setup.x, state.outputs, far)
+    return Linearization(kernel, pushed, damping)
 
 
-def push_carried(setup: Setup, state: State, point: Params, x: Any, like: Array) -> Array:
+def push_carried(
+    setup: Setup, state: State, point: Params, x: Any, like: Array, far: Scaling | None = None
+) -> Array:
     """J v at a point (k, ., C) for the carried vectors, zero for a vector that is None."""
-    vectors = _carried(setup, state)
+    vectors = _carried(setup, state, far)
     setup.costs.products += sum(vector is not None for vector in vectors)
     none = np.zeros(like.shape, like.dtype)
     # NumPy stacks without a compiled function for every number of vectors.
@@ -229,9 +256,25 @@ def push_carried(setup: Setup, state: State, point: Params, x: Any, like: Array)
     return jax.device_put(np.stack(pushed))
 
 
-def _carried(setup: Setup, state: State) -> list[Params | None]:
-    """The weights, where they enter the outputs, and the velocities."""
-    return [state.weights if setup.decays else None, *state.velocities]
+def _carried(setup: Setup, state: State, far: Scaling | None = None) -> list[Params | None]:
+    """The weights, where they enter the outputs, and the velocities; see `ScaledMotion`."""
+    weights, velocities = state.weights if setup.decays else None, list(state.velocities)
+    if setup.preconditioner is None or state.scaling is None:
+        return [weights, *velocities]
+    diagonal = (state.scaling if far is None else far).diagonal
+    scaled = [None if m is None else scale(diagonal, m) for m in velocities]
+    none: list[Params | None] = [None] * len(velocities)
+    if weights is not None:
+        weights = setup.preconditioner.decaying(weights)
+    return [weights, *(scaled + none if far is None else none + scaled)]
+
+
+def motion_of(setup: Setup, ends: list[Linearization], *more: Any) -> Motion:
+    """How outputs move between these linearizations."""
+    if setup.preconditioner is None:
+        return Motion(ends, *more)
+    decay = jax.device_put(setup.preconditioner.decay.astype(more[0].dtype))
+    return ScaledMotion(ends, *more, decay=decay)
 
 
 def combine(setup: Setup, state: State, points: list[Params], row: Array | np.ndarray) -> Params:
@@ -244,8 +287,29 @@ def combine(setup: Setup, state: State, points: list[Params], row: Array | np.nd
     for point, dual in zip(points[1:], duals[1:], strict=True):
         part = setup.pull(point, setup.x, jax.device_put(dual))
         total = add_scaled(total, np.ones((), row.dtype), part)
-    for weight, vector in zip(weights, [state.weights, *state.velocities], strict=True):
+    vectors = [state.weights, *state.velocities]
+    for weight, vector in zip(weights, vectors, strict=setup.preconditioner is None):
         total = total if vector is None else add_scaled(total, weight, vector)
+    return total
+
+
+def combine_scaled(
+    setup: Setup, state: State, points: list[Params], row: Array, diagonals: list[Params]
+) -> Params:
+    """The weights with these coefficients, see `ScaledMotion`."""
+    assert setup.preconditioner is not None
+    row = np.asarray(row)
+    duals, weights = np.split(row, [len(points) * state.outputs.size])
+    duals = duals.reshape(-1, *state.outputs.shape)
+    setup.costs.products += len(points)
+    decaying = setup.preconditioner.decaying(state.weights)
+    total = add_scaled(state.weights, weights[0] - np.ones((), row.dtype), decaying)
+    k = len(state.velocities)
+    for i, (point, dual, diagonal) in enumerate(zip(points, duals, diagonals, strict=True)):
+        part = setup.pull(point, setup.x, jax.device_put(dual))
+        for weight, vector in zip(weights[1 + i * k :], state.velocities, strict=False):
+            part = part if vector is None else add_scaled(part, weight, vector)
+        total = add_scaled(total, np.ones((), row.dtype), scale(diagonal, part))
     return total
 
 
@@ -293,10 +357,15 @@ def _run(
 
 def predict(setup: Setup, state: State) -> Prediction:
     """The path to the horizon with the current kernel."""
-    ahead = run(setup, state, Motion([state.linearization], state.outputs), setup.steps, keep=True)
+    motion = motion_of(setup, [state.linearization], state.outputs)
+    ahead = run(setup, state, motion, setup.steps, keep=True)
     carried = _carried(setup, state)
+    others = carried
+    if setup.preconditioner is not None:  # lengths in the diagonal's metric
+        none = [None] * len(state.velocities)
+        carried, others = [None, *carried[1:]], [None, *state.velocities, *none]
     products = np.array([
-        [0.0 if a is None or b is None else float(inner(a, b)) for b in carried] for a in carried
+        [0.0 if a is None or b is None else float(inner(a, b)) for b in others] for a in carried
     ])  # fmt: skip
     assert ahead.coefficients is not None  # they are kept
     length = np.asarray(_lengths(state.linearization, ahead.coefficients, products), np.float64)
@@ -331,8 +400,13 @@ def step(setup: Setup, state: State, ahead: Prediction, end: int, limit: float) 
     row = np.asarray(at(ahead.coefficients, end))
     if not np.all(np.isfinite(row)):
         return Step(Outcome.DIVERGED)
-    point = combine(setup, state, [state.point], row)
-    kernel = setup.kernel_fn(point)
+    scaling = None
+    if setup.preconditioner is None:
+        point = combine(setup, state, [state.point], row)
+    else:
+        point = combine_scaled(setup, state, [state.point], row, state.diagonals)
+        scaling = _far_scaling(setup, state, ahead, point, end)
+    kernel = setup.kernel_fn(point, *([] if scaling is None else [scaling.diagonal]))
     setup.costs.kernels += 1
     if not bool(_is_finite(kernel)):
         return Step(Outcome.DIVERGED)
@@ -342,10 +416,10 @@ def step(setup: Setup, state: State, ahead: Prediction, end: int, limit: float) 
     length = ahead.path - ahead.path[state.step]
     fractions = np.clip(length / (length[end] if length[end] > 0 else 1.0), 0.0, 1.0)
     tau = jax.device_put(fractions.astype(row.dtype))
-    segment = Segment(end, [state.point, point], kernel, damped, tau)
-    far = linearize(setup, state, kernel, point, damped)
+    segment = Segment(end, [state.point, point], kernel, damped, tau, scaling)
+    far = linearize(setup, state, kernel, point, damped, scaling)
     forcing = jax.device_put(np.zeros_like(state.outputs))
-    motion = Motion([state.linearization, far], state.outputs, tau, forcing)
+    motion = motion_of(setup, [state.linearization, far], state.outputs, tau, forcing)
     corrected = run(setup, state, motion, end, keep=setup.x_test is not None)
     error = _change(setup, ahead, corrected.records, state.step, end)
     if not error <= limit:
@@ -355,6 +429,29 @@ def step(setup: Setup, state: State, ahead: Prediction, end: int, limit: float) 
         return Step(Outcome.FROZEN, error, sharpness=sharpness)
     arrival = _correct(setup, state, segment, motion, corrected)
     return Step(Outcome.ACCEPTED, error, segment, arrival, sharpness)
+
+
+def _far_scaling(setup: Setup, state: State, ahead: Prediction, point: Params, end: int) -> Scaling:
+    """The preconditioner's diagonal at the predicted end of a segment."""
+    assert setup.preconditioner is not None
+    assert setup.squares is not None
+    assert state.scaling is not None
+    squares = setup.squares(point, setup.outputs(point, setup.x))
+    sizes = np.asarray(_gradient_sizes(ahead.train, setup.targets, setup.loss), np.float64)
+    first, last = sizes[state.step], sizes[end]
+    # Squares of gradients follow those of the outputs' gradients between both ends.
+    position = (np.arange(len(sizes)) - state.step) / (end - state.step)
+    fractions = 1 - position if first == last else (sizes - last) / (first - last)
+    return next_scaling(
+        setup.preconditioner, state.scaling, point, squares, np.clip(fractions, 0.0, 1.0)[:-1],
+        state.step, end,
+    )  # fmt: skip
+
+
+@functools.partial(jit, static_argnames="loss")
+def _gradient_sizes(train: Array, targets: Array, loss: Loss) -> Array:
+    """The squared norm of the loss's gradient along outputs (T + 1,)."""
+    return jax.vmap(lambda f: jnp.sum(loss.gradient(f, targets) ** 2))(train)
 
 
 def _correct(
@@ -367,7 +464,7 @@ def _correct(
     if abs(exact - linearized) <= CONTROLS.defect * abs(first - exact):
         return arrival
     defect = np.asarray(arrival.outputs) - np.asarray(at(followed.records, end))
-    motion = motion._replace(forcing=jax.device_put(defect))
+    motion = dataclasses.replace(motion, forcing=jax.device_put(defect))
     followed = run(setup, state, motion, end, keep=followed.coefficients is not None)
     forced = _arrive(setup, state, segment, followed)
     # The forcing can overshoot: the run that agrees better with the network is kept.
@@ -375,7 +472,12 @@ def _correct(
 
 
 def _arrive(setup: Setup, state: State, segment: Segment, followed: Followed) -> Arrival:
-    weights = combine(setup, state, segment.points, followed.rows[0])
+    row, points = followed.rows[0], segment.points
+    if segment.scaling is None:
+        weights = combine(setup, state, points, row)
+    else:
+        diagonals = [*state.diagonals, segment.scaling.diagonal]
+        weights = combine_scaled(setup, state, points, row, diagonals)
     return Arrival(followed, weights, setup.outputs(weights, setup.x))
 
 
