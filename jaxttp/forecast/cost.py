@@ -51,7 +51,13 @@ class Price:
 
     @classmethod
     def of(
-        cls, problem: Problem, descent: Descent, kernel: KernelEstimator, samples: int | None = None
+        cls,
+        problem: Problem,
+        descent: Descent,
+        kernel: KernelEstimator,
+        samples: int | None = None,
+        *,
+        is_scaled: bool = False,
     ) -> "Price":
         """From shapes alone.
 
@@ -60,12 +66,13 @@ class Price:
             descent: the training.
             kernel: how kernels are computed.
             samples: number of training samples; those of the problem when None.
+            is_scaled: whether kernels are those of a preconditioned network.
         """
         n = problem.f0.shape[0]
         step = STEP * plan_of(problem.whole or problem).forward
         return cls(
             training=step * (descent.batch_size or samples or n) * descent.steps,
-            kernel=kernel.operations(problem),
+            kernel=kernel.operations(problem.scaled if is_scaled else problem),
             whole_pass=step * n,
             product=kernel.product(problem),
         )
@@ -229,12 +236,14 @@ def plan_forecast(
     problem = dynamics.view(problem)
     dynamics = suited(dynamics, problem)
     free = is_rebuilt(dynamics) and center_of(dynamics).rebuilds == "auto"
-    rebuilds = range(MOST, -1, -1) if free else (None,)
+    least = 1 if center_of(dynamics).is_scaled else 0
+    rebuilds = range(MOST, least - 1, -1) if free else (None,)
     kernels = [kernel] if kernel is not None else _kernels(problem, descent, key)
     samples = dynamics.trained_samples(problem)
     plans = []  # the most accurate one first
     for estimator in kernels:
-        price = Price.of(problem, descent, estimator, samples)
+        is_scaled = center_of(dynamics).is_scaled
+        price = Price.of(problem, descent, estimator, samples, is_scaled=is_scaled)
         plans += [_plan(dynamics, problem, descent, price, estimator, most) for most in rebuilds]
     training = plans[0].training
     if budget == "auto":
@@ -326,8 +335,8 @@ def _plan(
 
 def suited(dynamics: Dynamics, problem: Problem) -> Dynamics:
     """The dynamics without rebuilt kernels where a network is linear in its trained weights."""
-    rebuilds = is_rebuilt(dynamics) and problem.is_linear
-    return _with_center(dynamics, Linear()) if rebuilds else dynamics
+    rebuilds = is_rebuilt(dynamics) and not center_of(dynamics).is_scaled
+    return _with_center(dynamics, Linear()) if rebuilds and problem.is_linear else dynamics
 
 
 def _with_center(dynamics: Dynamics, center: Any) -> Dynamics:

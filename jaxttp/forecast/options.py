@@ -8,10 +8,11 @@ from jaxtyping import Array
 
 from jaxttp._core.checks import check_choice, check_integer, check_key, check_number, check_used
 from jaxttp._core.types import Params, Progress, count
+from jaxttp.dynamics.preconditioned import preconditioned
 from jaxttp.forecast.cost import ForecastPlan, center_of, plan_forecast
 from jaxttp.forecast.methods.base import Dynamics
 from jaxttp.forecast.methods.linear import ClosedForm, GradientFlow, Noisy, Recursion, WeightSpace
-from jaxttp.forecast.methods.relinearized import Relinearized
+from jaxttp.forecast.methods.relinearized import Preconditioned, Relinearized
 from jaxttp.forecast.methods.scaled import Scaled
 from jaxttp.forecast.problem import Problem
 from jaxttp.forecast.training_setup import Descent
@@ -97,11 +98,23 @@ class Keywords(NamedTuple):
             try:
                 descent.response(weights)
             except ValueError:
-                self._check_tolerance(False)
-                setting = None if self.relinearize in (0, "auto") else self.relinearize
-                check_used("relinearize", setting, False, NOT_LINEAR)
-                return WeightSpace()
+                return self._nonlinear(descent, weights)
         return DYNAMICS[self.dynamics]() if rebuilt is None else rebuilt
+
+    def _nonlinear(self, descent: Descent, weights: Params) -> Dynamics:
+        """By kernels behind a diagonal where the optimizer has one, else in weight space."""
+        reason = "relinearize=0 linearizes once, in weight space"
+        if self.relinearize:
+            try:
+                preconditioned(descent.optimizer, weights, descent.steps)
+            except ValueError:
+                reason = NOT_LINEAR
+            else:
+                return Preconditioned(self.relinearize, self.tolerance)
+        check_used("tolerance", self.tolerance, False, reason)
+        setting = None if self.relinearize in (0, "auto") else self.relinearize
+        check_used("relinearize", setting, False, reason)
+        return WeightSpace()
 
 
 def check_supported(

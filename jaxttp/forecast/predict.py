@@ -299,14 +299,16 @@ def forecast_along(
         path = dynamics.follow(linearizer, descent)
         limit, rates = dynamics.rates(linearizer, descent) if with_limit else (math.inf, None)
         stable = dynamics.is_stable(path, rates, descent)
-        sketched = _without_parts(linearizer, descent) if dynamics.kernels else None
+        has_parts = dynamics.kernels and not dynamics.is_scaled
+        sketched = _without_parts(linearizer, descent) if has_parts else None
         warnings, doubted_from = dynamics.doubt(path, rule.about(targets)) or (None, None)
         options: dict[str, Any] = {"stable": stable, "level": level, "sketched": sketched}
         options["doubted_from"] = doubted_from
         times = read_times(path, rule, **options)
         on_targets = read_targets(path, targets, rule.smooth, **options)
         band = loss_band(path, level, sketched)
-    price = Price.of(problem, descent, kernel, dynamics.trained_samples(problem))
+    samples, is_scaled = dynamics.trained_samples(problem), dynamics.is_scaled
+    price = Price.of(problem, descent, kernel, samples, is_scaled=is_scaled)
     kernels, passes = linearizer.kernels, path.gradient_evaluations + linearizer.passes
     cost = Cost(
         kernels, math.ceil(kernels * kernel.passes(problem) + passes),

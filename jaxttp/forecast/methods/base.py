@@ -10,6 +10,7 @@ import dataclasses
 import functools
 from typing import Any, ClassVar, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
@@ -137,6 +138,23 @@ class Linearizer:
         """Theta at these weights of the trained part; the one before training is kept."""
         is_first = weights is self.problem.weights or self.problem.is_linear
         return self.first if is_first else self._estimate(weights).kernel
+
+    def scaled(self, weights: Params, diagonal: Params) -> Kernel:
+        """J diag(q) J^T at these weights of the trained part."""
+        return self._scaled(weights, diagonal, None)
+
+    def cross_scaled(self, weights: Params, diagonal: Params) -> Kernel:
+        """The same between the test samples and the training samples."""
+        return self._scaled(weights, diagonal, self.problem.x_test)
+
+    def _scaled(self, weights: Params, diagonal: Params, x: Any) -> Kernel:
+        problem, none = self.problem.scaled, jax.tree.map(jnp.zeros_like, weights)
+        params = {"weights": weights, "diagonal": diagonal, "u": none}
+        self.kernels += 1
+        if x is not None:
+            return self.estimator.cross(problem, params, x)
+        chunks = None if self.progress is None else functools.partial(self.progress, "kernel")
+        return self.estimator.between(problem, params, problem.x, None, chunks)
 
     def _estimate(self, weights: Params) -> Estimate:
         self.kernels += 1
@@ -307,6 +325,8 @@ class Dynamics(abc.ABC):
     """Whether it only multiplies by kernels, which may then be sharded over devices."""
     is_judged_by_loss: ClassVar[bool] = False
     """Whether the predicted loss alone decides stability, not the first kernel's limit."""
+    is_scaled: ClassVar[bool] = False
+    """Whether its kernels are those of a preconditioned network."""
     is_centre: ClassVar[bool] = True
     """Whether it is a single path of the given samples, and can be the centre of another."""
 

@@ -1,12 +1,15 @@
 """The recursion with kernels rebuilt along the predicted path."""
 
 import dataclasses
-from typing import Any
+import math
+from typing import Any, ClassVar
 
 from jaxttp._core.checks import check_integer, check_number
 from jaxttp._core.types import Params
+from jaxttp.dynamics.preconditioned import preconditioned
 from jaxttp.dynamics.relinearize import relinearized_recursion
 from jaxttp.forecast.methods.base import Doubt, Dynamics, Linearizer, Path
+from jaxttp.forecast.stability import Rates
 from jaxttp.forecast.training_setup import Descent
 from jaxttp.forecast.uncertainty import path_warning
 from jaxttp.losses import Loss
@@ -40,6 +43,8 @@ class Relinearized(Dynamics):
     name = "recursion"
     by_products = True
     is_judged_by_loss = True
+    accuracy: ClassVar[float] = 0.02
+    """The default tolerance of short training runs."""
 
     def __post_init__(self) -> None:
         if self.rebuilds != "auto":
@@ -60,14 +65,12 @@ class Relinearized(Dynamics):
         if tolerance is None:
             # Loss curves of long training runs are flatter: the same change of a loss moves times
             # by more. Half the tolerance was slightly more accurate, for 20 % more kernels.
-            tolerance = 0.02 * min(1.0, 300 / descent.steps)
-        linearizer.estimate  # noqa: B018 - before the network counts passes
+            tolerance = self.accuracy * min(1.0, 300 / descent.steps)
         trajectory = relinearized_recursion(
             problem.network, problem.weights, problem.x, problem.targets, loss=problem.loss,
             steps=descent.steps, optimizer=descent.optimizer, **descent.batches,
-            tolerance=tolerance, max_rebuilds=self.most, kernel_fn=linearizer.at,
-            rebuilds=self.rebuilds, x_test=problem.x_test,
-            kernel_test_fn=None if problem.x_test is None else linearizer.cross_at,
+            tolerance=tolerance, max_rebuilds=self.most, rebuilds=self.rebuilds,
+            x_test=problem.x_test, **self.kernel_functions(linearizer),
             progress=lambda done, total: linearizer.report("kernels", done, total),
         )  # fmt: skip
         return Path.of(
@@ -79,6 +82,12 @@ class Relinearized(Dynamics):
             auxiliary=trajectory,
         )  # fmt: skip
 
+    def kernel_functions(self, linearizer: Linearizer) -> dict[str, Any]:
+        """The functions of weights that compute kernels, for `relinearized_recursion`."""
+        linearizer.estimate  # noqa: B018 - before the network counts passes
+        cross = None if linearizer.problem.x_test is None else linearizer.cross_at
+        return {"kernel_fn": linearizer.at, "kernel_test_fn": cross}
+
     def doubt(self, path: Path, rule: Rule) -> Doubt | None:
         """See `Dynamics`: the error has no estimate from the step where the kernel is frozen."""
         message = path_warning(path.auxiliary, rule)
@@ -87,3 +96,37 @@ class Relinearized(Dynamics):
     def plain_values(self) -> dict[str, Any]:
         """See `Dynamics`."""
         return {"relinearize": self.rebuilds}
+
+
+@dataclasses.dataclass(frozen=True)
+class Preconditioned(Relinearized):
+    """The same behind a diagonal of past gradients: Adam, AdamW and their relatives.
+
+    Attributes:
+        rebuilds: see `Relinearized`.
+        tolerance: see there; None for 0.01 up to 300 steps.
+        most: see there.
+
+    Example:
+        >>> Preconditioned().rebuilds
+        'auto'
+
+    Source:
+        See `jaxttp.dynamics.preconditioned`.
+    """
+
+    accuracy = 0.01
+    is_scaled = True
+
+    def check(self, descent: Descent, weights: Params, loss: Loss) -> None:
+        """See `Dynamics`: the optimizer is one linear filter behind a diagonal."""
+        preconditioned(descent.optimizer, weights, descent.steps)
+
+    def kernel_functions(self, linearizer: Linearizer) -> dict[str, Any]:
+        """See `Relinearized`."""
+        cross = None if linearizer.problem.x_test is None else linearizer.cross_scaled
+        return {"kernel_fn": linearizer.scaled, "kernel_test_fn": cross}
+
+    def rates(self, linearizer: Linearizer, descent: Descent) -> tuple[float, Rates | None]:
+        """See `Dynamics`: the limit of the optimizer's rate moves with its diagonal."""
+        return math.inf, None
