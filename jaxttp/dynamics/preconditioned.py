@@ -5,10 +5,11 @@ The update of every weight is
     u_t = -q_t sum_{s <= t} k[t, s] g_s - d_t w_t,    q_t a function of the weight's past g_s^2,
 
 with one filter k for all weights, as in Adam, AdamW, NAdam, AMSGrad, RMSProp and Adagrad.
-`preconditioned` recognizes them by their updates of given gradients, not by name, and reads off the
-filter. The diagonal is computed by the optimizer itself, from squared gradients.
+`preconditioned_filter` recognizes them by their updates of given gradients, not by name, and reads
+off the filter. The optimizer itself computes the diagonal, from squared gradients.
 """
 
+import dataclasses
 import functools
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
 from jaxttp._core.compile import jit
@@ -41,7 +43,7 @@ SMALL = 1e-6
 """Gradients that probe a filter: their squares leave the diagonal as it is."""
 
 
-class Preconditioned(eqx.Module):
+class PreconditionedFilter(eqx.Module):
     """An optimizer that is a linear filter behind a diagonal.
 
     Attributes:
@@ -51,6 +53,7 @@ class Preconditioned(eqx.Module):
         decay: d (T,), of the weights that decay.
         decays: for every leaf of the parameters whether it decays.
         linear: for every accumulator of the optimizer whether it is linear in the gradients.
+        start: the optimizer's state before the first step.
     """
 
     optimizer: Optimizer
@@ -58,6 +61,7 @@ class Preconditioned(eqx.Module):
     decay: np.ndarray
     decays: tuple[bool, ...] = eqx.field(static=True)
     linear: tuple[bool, ...] = eqx.field(static=True)
+    start: Any = None
 
     @property
     def scales(self) -> np.ndarray:
@@ -108,7 +112,7 @@ class Preconditioned(eqx.Module):
         return response, keep_dtypes(after, state)
 
 
-def preconditioned(optimizer: Any, params: Params, steps: int) -> Preconditioned:
+def preconditioned_filter(optimizer: Any, params: Params, steps: int) -> PreconditionedFilter:
     """An optimizer as a linear filter behind a diagonal.
 
     Args:
@@ -117,14 +121,14 @@ def preconditioned(optimizer: Any, params: Params, steps: int) -> Preconditioned
         steps: the horizon T.
 
     Returns:
-        A `Preconditioned`.
+        A `PreconditionedFilter`.
 
     Raises:
         ValueError: it is not one.
 
     Example:
         >>> import optax
-        >>> adam = preconditioned(optax.adamw(0.1), {"w": jnp.ones(3)}, steps=2)
+        >>> adam = preconditioned_filter(optax.adamw(0.1), {"w": jnp.ones(3)}, steps=2)
         >>> adam.linear, adam.matrices[0].round(3).tolist()
         ((True, False), [[0.1, 0.9], [0.1, 0.9]])
 
@@ -139,7 +143,7 @@ def preconditioned(optimizer: Any, params: Params, steps: int) -> Preconditioned
         raise ValueError(f"{REFUSAL} (The probe failed with: {problem})") from problem
     if not is_one:
         raise ValueError(REFUSAL)
-    return found
+    return dataclasses.replace(found, start=optimizer.init(params))
 
 
 def _filled(params: Params, value: Any, length: int = 1) -> Params:
@@ -149,7 +153,7 @@ def _filled(params: Params, value: Any, length: int = 1) -> Params:
     )
 
 
-def _probe(optimizer: Any, params: Params, steps: int) -> Preconditioned:
+def _probe(optimizer: Any, params: Params, steps: int) -> PreconditionedFilter:
     program = same_program(optimizer, params, _filled(params, 0.0), _filled(params, 0.0, 2))
     zeros, count = _filled(params, 0.0), len(jax.tree.leaves(params))
     start = optimizer.init(zeros)
@@ -166,18 +170,18 @@ def _probe(optimizer: Any, params: Params, steps: int) -> Preconditioned:
         for first, once, three in zip(before, accumulators(1.0), accumulators(3.0), strict=True)
     )
     none = np.zeros((steps, 1, 1))
-    found = Preconditioned(program, none, none[:, 0, 0], (False,) * count, linear)
+    found = PreconditionedFilter(program, none, none[:, 0, 0], (False,) * count, linear)
     matrices, decay = inlined(_matrices, program)(found, start, params, steps)
     decay = np.asarray(decay)
     decays = tuple(bool(np.any(decay[:, leaf])) for leaf in range(count))
     most = np.max(decay, axis=1)
     if any(on and not np.allclose(decay[:, leaf], most) for leaf, on in enumerate(decays)):
         raise ValueError("its weights decay at several rates")
-    return Preconditioned(program, np.asarray(matrices), most, decays, linear)
+    return PreconditionedFilter(program, np.asarray(matrices), most, decays, linear)
 
 
 @functools.partial(jit, static_argnums=3)
-def _matrices(found: Preconditioned, start: Any, params: Params, steps: int) -> tuple:
+def _matrices(found: PreconditionedFilter, start: Any, params: Params, steps: int) -> tuple:
     """The filter's matrices (T, k + 1, k + 1), and how weights decay (T, leaves)."""
     optimizer, k = found.optimizer, sum(found.linear)
     zeros, ones = _filled(params, 0.0), _filled(params, 1.0)
@@ -208,7 +212,7 @@ def _matrices(found: Preconditioned, start: Any, params: Params, steps: int) -> 
     return jax.lax.scan(step, start, length=steps)[1]
 
 
-def _deviation(found: Preconditioned, params: Params) -> float:
+def _deviation(found: PreconditionedFilter, params: Params) -> float:
     """The largest relative difference between an optimizer's updates and those of the model."""
     steps, rng = min(64, len(found.decay)), np.random.default_rng(0)
     like = _filled(params, 0.0, 2)
@@ -226,7 +230,7 @@ def _deviation(found: Preconditioned, params: Params) -> float:
 
 
 @jit
-def _both(found: Preconditioned, weights: Params, gradients: Params) -> tuple[Params, Params]:
+def _both(found: PreconditionedFilter, weights: Params, gradients: Params) -> tuple[Params, Params]:
     """Updates by an optimizer and by the model, of the same gradients (T, ...)."""
     filtering = LinearRecurrence(jnp.asarray(found.matrices))
     decays = jax.tree.unflatten(jax.tree.structure(weights), found.decays)
@@ -236,7 +240,7 @@ def _both(found: Preconditioned, weights: Params, gradients: Params) -> tuple[Pa
         gradient, decay, scale = inputs
         updates, after = found.optimizer.update(gradient, state, w)
         response, second = found.step(second, jax.tree.map(jnp.square, gradient), w)
-        flat, unravel = jax.flatten_util.ravel_pytree(gradient)
+        flat, unravel = ravel_pytree(gradient)
         moved, filtered = filtering.update(flat, filtered)
         model = jax.tree.map(
             lambda q, u, w, on: q / scale * u - (decay * w if on else 0.0),
@@ -246,7 +250,7 @@ def _both(found: Preconditioned, weights: Params, gradients: Params) -> tuple[Pa
         return (w, keep_dtypes(after, state), second, filtered), (updates, model)
 
     state = found.optimizer.init(weights)
-    flat = jax.flatten_util.ravel_pytree(weights)[0]
+    flat = ravel_pytree(weights)[0]
     first = weights, state, state, filtering.init(flat)
     steps = len(jax.tree.leaves(gradients)[0])
     scales = jnp.asarray(found.matrices)[:steps, 0, 0]
@@ -272,23 +276,22 @@ class Scaling(NamedTuple):
     state: Any
 
 
-def first_scaling(found: Preconditioned, weights: Params, squares: Params, state: Any) -> Scaling:
+def first_scaling(found: PreconditionedFilter, weights: Params, squares: Params) -> Scaling:
     """The diagonal of the first step that moves the weights.
 
     Args:
         found: the optimizer.
         weights: before training.
         squares: of the gradients there.
-        state: the optimizer's.
     """
     first = int(np.argmax(found.scales != 0.0))
     constant = np.ones(len(found.scales))
-    _, diagonal = _advance(found, state, squares, squares, weights, constant, 0, first)
-    return Scaling(diagonal, squares, state)
+    _, diagonal = _advance(found, found.start, squares, squares, weights, constant, 0, first)
+    return Scaling(diagonal, squares, found.start)
 
 
 def next_scaling(
-    found: Preconditioned,
+    found: PreconditionedFilter,
     scaling: Scaling,
     weights: Params,
     squares: Params,
@@ -315,13 +318,13 @@ def next_scaling(
     return Scaling(diagonal, squares, state)
 
 
-def _advance(found: Preconditioned, *arguments: Any) -> tuple[Any, Params]:
+def _advance(found: PreconditionedFilter, *arguments: Any) -> tuple[Any, Params]:
     return inlined(_advance_jit, found.optimizer)(found, *arguments)
 
 
 @jit
 def _advance_jit(
-    found: Preconditioned,
+    found: PreconditionedFilter,
     state: Any,
     near: Params,
     far: Params,

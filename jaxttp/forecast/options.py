@@ -8,7 +8,7 @@ from jaxtyping import Array
 
 from jaxttp._core.checks import check_choice, check_integer, check_key, check_number, check_used
 from jaxttp._core.types import Params, Progress, count
-from jaxttp.dynamics.preconditioned import preconditioned
+from jaxttp.dynamics.preconditioned import preconditioned_filter
 from jaxttp.forecast.cost import ForecastPlan, center_of, plan_forecast
 from jaxttp.forecast.methods.base import Dynamics
 from jaxttp.forecast.methods.linear import ClosedForm, GradientFlow, Noisy, Recursion, WeightSpace
@@ -106,11 +106,11 @@ class Keywords(NamedTuple):
         reason = "relinearize=0 linearizes once, in weight space"
         if self.relinearize:
             try:
-                preconditioned(descent.optimizer, weights, descent.steps)
+                found = preconditioned_filter(descent.optimizer, weights, descent.steps)
             except ValueError:
                 reason = NOT_LINEAR
             else:
-                return Preconditioned(self.relinearize, self.tolerance)
+                return Preconditioned(self.relinearize, self.tolerance, optimizer=found)
         check_used("tolerance", self.tolerance, False, reason)
         setting = None if self.relinearize in (0, "auto") else self.relinearize
         check_used("relinearize", setting, False, reason)

@@ -37,7 +37,11 @@ from jaxttp.dynamics.optimizers import (
     same_program,
     start_fractions,
 )
-from jaxttp.dynamics.preconditioned import Preconditioned, first_scaling, preconditioned
+from jaxttp.dynamics.preconditioned import (
+    PreconditionedFilter,
+    first_scaling,
+    preconditioned_filter,
+)
 from jaxttp.dynamics.recursion import Motion
 from jaxttp.dynamics.relinearize.controller import Controller
 from jaxttp.dynamics.relinearize.integrate import integrate
@@ -54,7 +58,7 @@ def relinearized_recursion(  # noqa: PLR0913
     y: Any,
     *,
     loss: str | Loss,
-    optimizer: optax.GradientTransformation | HeavyBall,
+    optimizer: optax.GradientTransformation | HeavyBall | PreconditionedFilter,
     steps: int,
     kernel_fn: Callable[[Params], Kernel],
     rebuilds: int | str | tuple[int, ...],
@@ -78,9 +82,11 @@ def relinearized_recursion(  # noqa: PLR0913
         x: samples (N, ...), an array or a pytree of arrays with N rows each.
         y: integer labels (N,) or targets (N, C).
         loss: a name or a `Loss`.
-        optimizer: a linear optax transformation, as in `recursion`.
+        optimizer: a linear optax transformation, as in `recursion`, or one that is linear behind a
+            diagonal of past gradients (Adam and its relatives).
         steps: number of steps T.
-        kernel_fn: ``params -> Theta``, (N, C, N, C) or (N, N), exact or sketched.
+        kernel_fn: ``params -> Theta``, (N, C, N, C) or (N, N), exact or sketched; behind a diagonal
+            ``(params, q) -> J diag(q) J^T``, the kernel of u -> f(params + q^(1/2) u).
         rebuilds: kernels built after the first one, kernel k of K at a fraction (k/K)^1.8 of the
             predicted path's length through weight space; the steps to build them at, the last being
             `steps`; or "auto": number and steps chosen by `tolerance`.
@@ -101,8 +107,8 @@ def relinearized_recursion(  # noqa: PLR0913
         x_test: test samples (M, ...), whose outputs are followed, too: between kernels by the cross
             kernel, interpolated as the kernel is, and at every end of a segment by evaluating the
             network. Give `kernel_test_fn` with them.
-        kernel_test_fn: ``params -> Theta(x_test, x)``, (M, C, N, C) or (M, N); called where a
-            segment was accepted.
+        kernel_test_fn: Theta(x_test, x) of the same arguments, (M, C, N, C) or (M, N); called where
+            a segment was accepted.
         progress: called with (kernels built, kernels in all; for "auto" at most).
 
     Returns:
@@ -127,7 +133,7 @@ def relinearized_recursion(  # noqa: PLR0913
         New here; measured against real training in experiments/bench.
     """
     check_integer("steps", steps, at_least=1)
-    if not isinstance(optimizer, HeavyBall):
+    if not isinstance(optimizer, HeavyBall | PreconditionedFilter):
         check_optimizer(optimizer)
     check_network(apply_fn, params)
     if not callable(kernel_fn):
@@ -151,12 +157,12 @@ def relinearized_recursion(  # noqa: PLR0913
     descent: Any = optimizer
     if scaled is not None:
         descent = LinearRecurrence(jax.device_put(scaled.matrices.astype(f0.dtype)))
-    fractions = (0.0,) * sum(scaled.linear) if scaled else start_fractions(optimizer)
+    fractions = (0.0,) * sum(scaled.linear) if scaled else start_fractions(descent)
     decays = any(fractions)  # an average of weights contains the weights themselves
     if scaled is not None:
         decays = bool(np.any(scaled.decay))
     elif not isinstance(optimizer, HeavyBall):
-        decays |= linear_filter(optimizer, params, steps=steps).weight_decay is not False
+        decays |= linear_filter(descent, params, steps=steps).weight_decay is not False
     if accumulators and len(accumulators) != len(fractions):
         raise ValueError(
             f"accumulators must hold one pytree for each of the optimizer's {len(fractions)} "
@@ -169,7 +175,7 @@ def relinearized_recursion(  # noqa: PLR0913
     squares = _mean_squares(apply_fn, pull, x, targets, loss, batch_size)
     scaling = None
     if scaled is not None:
-        scaling = first_scaling(scaled, params, squares(params, f0), optimizer.init(params))
+        scaling = first_scaling(scaled, params, squares(params, f0))
     diagonals = [] if scaling is None else [scaling.diagonal]
     kernel = check_finite_value("kernel", kernel_fn(params, *diagonals))
     motion = Motion.of(kernel, f0, None)  # the optimizer acts on its vectors
@@ -188,14 +194,17 @@ def relinearized_recursion(  # noqa: PLR0913
     return integrate(setup, state, controller, progress or (lambda built, planned: None))
 
 
-def _scaled(optimizer: Any, params: Params, steps: int) -> Preconditioned | None:
+def _scaled(optimizer: Any, params: Params, steps: int) -> PreconditionedFilter | None:
     """A nonlinear optimizer as a filter behind a diagonal; None for a linear one."""
-    if isinstance(optimizer, HeavyBall):
-        return None
+    if isinstance(optimizer, HeavyBall | PreconditionedFilter):
+        return optimizer if isinstance(optimizer, PreconditionedFilter) else None
     try:
         linear_filter(optimizer, params, steps=steps)
-    except ValueError:
-        return preconditioned(optimizer, params, steps)
+    except ValueError as refusal:
+        try:
+            return preconditioned_filter(optimizer, params, steps)
+        except ValueError:
+            raise refusal from None
     return None
 
 

@@ -29,7 +29,7 @@ from jaxttp.dynamics._network import add_scaled, inner, scale
 from jaxttp.dynamics._trajectory import curves
 from jaxttp.dynamics.optimizers import Optimizer, inlined
 from jaxttp.dynamics.preconditioned import (
-    Preconditioned,
+    PreconditionedFilter,
     ScaledMotion,
     Scaling,
     next_scaling,
@@ -101,7 +101,7 @@ class Setup:
     indices: Array | None = None
     x_test: Any = None
     cross_fn: Callable[..., Kernel] | None = None
-    preconditioner: Preconditioned | None = None
+    preconditioner: PreconditionedFilter | None = None
     squares: Callable[[Params, Array], Params] | None = None
     costs: Costs = dataclasses.field(default_factory=Costs)
 
@@ -293,11 +293,25 @@ def combine(setup: Setup, state: State, points: list[Params], row: Array | np.nd
     return total
 
 
-def combine_scaled(
-    setup: Setup, state: State, points: list[Params], row: Array, diagonals: list[Params]
+def new_weights(
+    setup: Setup,
+    state: State,
+    points: list[Params],
+    row: Array | np.ndarray,
+    far: Scaling | None = None,
 ) -> Params:
-    """The weights with these coefficients, see `ScaledMotion`."""
-    assert setup.preconditioner is not None
+    """The weights with these coefficients, see `Motion` and `ScaledMotion`.
+
+    Args:
+        setup: constants of the path.
+        state: its current point.
+        points: weights at one or two linearizations.
+        row: the coefficients.
+        far: the diagonal at the second one.
+    """
+    if setup.preconditioner is None:
+        return combine(setup, state, points, row)
+    diagonals = [*state.diagonals, *([] if far is None else [far.diagonal])]
     row = np.asarray(row)
     duals, weights = np.split(row, [len(points) * state.outputs.size])
     duals = duals.reshape(-1, *state.outputs.shape)
@@ -400,12 +414,8 @@ def step(setup: Setup, state: State, ahead: Prediction, end: int, limit: float) 
     row = np.asarray(at(ahead.coefficients, end))
     if not np.all(np.isfinite(row)):
         return Step(Outcome.DIVERGED)
-    scaling = None
-    if setup.preconditioner is None:
-        point = combine(setup, state, [state.point], row)
-    else:
-        point = combine_scaled(setup, state, [state.point], row, state.diagonals)
-        scaling = _far_scaling(setup, state, ahead, point, end)
+    point = new_weights(setup, state, [state.point], row)
+    scaling = None if state.scaling is None else _far_scaling(setup, state, ahead, point, end)
     kernel = setup.kernel_fn(point, *([] if scaling is None else [scaling.diagonal]))
     setup.costs.kernels += 1
     if not bool(_is_finite(kernel)):
@@ -473,11 +483,7 @@ def _correct(
 
 def _arrive(setup: Setup, state: State, segment: Segment, followed: Followed) -> Arrival:
     row, points = followed.rows[0], segment.points
-    if segment.scaling is None:
-        weights = combine(setup, state, points, row)
-    else:
-        diagonals = [*state.diagonals, segment.scaling.diagonal]
-        weights = combine_scaled(setup, state, points, row, diagonals)
+    weights = new_weights(setup, state, points, row, segment.scaling)
     return Arrival(followed, weights, setup.outputs(weights, setup.x))
 
 

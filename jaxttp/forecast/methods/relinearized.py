@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from jaxttp._core.checks import check_integer, check_number
 from jaxttp._core.types import Params
-from jaxttp.dynamics.preconditioned import preconditioned
+from jaxttp.dynamics.preconditioned import PreconditionedFilter, preconditioned_filter
 from jaxttp.dynamics.relinearize import relinearized_recursion
 from jaxttp.forecast.methods.base import Doubt, Dynamics, Linearizer, Path
 from jaxttp.forecast.stability import Rates
@@ -68,7 +68,7 @@ class Relinearized(Dynamics):
             tolerance = self.accuracy * min(1.0, 300 / descent.steps)
         trajectory = relinearized_recursion(
             problem.network, problem.weights, problem.x, problem.targets, loss=problem.loss,
-            steps=descent.steps, optimizer=descent.optimizer, **descent.batches,
+            steps=descent.steps, optimizer=self.optimizer_of(descent), **descent.batches,
             tolerance=tolerance, max_rebuilds=self.most, rebuilds=self.rebuilds,
             x_test=problem.x_test, **self.kernel_functions(linearizer),
             progress=lambda done, total: linearizer.report("kernels", done, total),
@@ -81,6 +81,10 @@ class Relinearized(Dynamics):
             frozen_from=trajectory.frozen_from if trajectory.frozen_from >= 0 else None,
             auxiliary=trajectory,
         )  # fmt: skip
+
+    def optimizer_of(self, descent: Descent) -> Any:
+        """The optimizer, for `relinearized_recursion`."""
+        return descent.optimizer
 
     def kernel_functions(self, linearizer: Linearizer) -> dict[str, Any]:
         """The functions of weights that compute kernels, for `relinearized_recursion`."""
@@ -106,6 +110,7 @@ class Preconditioned(Relinearized):
         rebuilds: see `Relinearized`.
         tolerance: see there; None for 0.01 up to 300 steps.
         most: see there.
+        optimizer: the filter and the diagonal, where they are known.
 
     Example:
         >>> Preconditioned().rebuilds
@@ -115,12 +120,20 @@ class Preconditioned(Relinearized):
         See `jaxttp.dynamics.preconditioned`.
     """
 
+    optimizer: PreconditionedFilter | None = dataclasses.field(
+        default=None, repr=False, compare=False
+    )
     accuracy = 0.01
     is_scaled = True
 
     def check(self, descent: Descent, weights: Params, loss: Loss) -> None:
         """See `Dynamics`: the optimizer is one linear filter behind a diagonal."""
-        preconditioned(descent.optimizer, weights, descent.steps)
+        if self.optimizer is None:
+            preconditioned_filter(descent.optimizer, weights, descent.steps)
+
+    def optimizer_of(self, descent: Descent) -> Any:
+        """See `Relinearized`."""
+        return descent.optimizer if self.optimizer is None else self.optimizer
 
     def kernel_functions(self, linearizer: Linearizer) -> dict[str, Any]:
         """See `Relinearized`."""
