@@ -163,6 +163,11 @@ def relinearized_recursion(  # noqa: PLR0913
         decays = bool(np.any(scaled.decay))
     elif not isinstance(optimizer, HeavyBall):
         decays |= linear_filter(descent, params, steps=steps).weight_decay is not False
+    if accumulators and scaled is not None:
+        raise ValueError(
+            "accumulators cannot be given for an optimizer behind a diagonal, whose second moments "
+            "they lack: leave them out."
+        )
     if accumulators and len(accumulators) != len(fractions):
         raise ValueError(
             f"accumulators must hold one pytree for each of the optimizer's {len(fractions)} "
@@ -176,6 +181,8 @@ def relinearized_recursion(  # noqa: PLR0913
     scaling = None
     if scaled is not None:
         scaling = first_scaling(scaled, params, squares(params, f0))
+        sign_step = int(np.argmax(scaled.scales != 0.0)) + 1
+        controller = dataclasses.replace(controller, sign_step=sign_step)
     diagonals = [] if scaling is None else [scaling.diagonal]
     kernel = check_finite_value("kernel", kernel_fn(params, *diagonals))
     motion = Motion.of(kernel, f0, None)  # the optimizer acts on its vectors
@@ -185,9 +192,10 @@ def relinearized_recursion(  # noqa: PLR0913
         damp is not False, batches, x_test, kernel_test_fn, scaled, squares, Costs(kernels=1),
     )  # fmt: skip
     damping, _ = setup.damping(kernel, f0, 0)
-    # A rate that is too large from the start may really diverge: damping would hide that.
+    # A rate that is too large from the start may really diverge: damping would hide that. Behind a
+    # diagonal the first curvature is that of a sign step, and lasts for one step.
     if damp is None and damping is not None:
-        setup, damping = dataclasses.replace(setup, damps=False), None
+        setup, damping = dataclasses.replace(setup, damps=scaled is not None), None
     counters = descent.init(jax.device_put(np.zeros((), f0.dtype)))
     state = State(0, params, motion.ends[0], params, tuple(velocities), f0, counters, scaling)
     state = state._replace(linearization=linearize(setup, state, kernel, params, damping))

@@ -72,6 +72,8 @@ class Controller:
         ends: of segments, where the caller sets them.
         length: of the next segment; None before the first.
         latest: its last step at most.
+        sign_step: the end of the first segment behind a diagonal of past gradients: the first step
+            that moves the weights goes along the gradient's signs. None for others.
     """
 
     steps: int
@@ -80,6 +82,7 @@ class Controller:
     ends: tuple[int, ...] | None = None
     length: float | None = None
     latest: int | None = None
+    sign_step: int | None = None
 
     @classmethod
     def of(cls, rebuilds: Any, steps: int, tolerance: Any, most: Any) -> "Controller":
@@ -126,6 +129,8 @@ class Controller:
             length = max(target, least)
         end = int(np.searchsorted(path, length, side="right")) - 1  # the last not beyond it
         end = min(max(end, start + 1), latest)
+        if self.sign_step is not None and start < self.sign_step:
+            end = self.sign_step
         is_last = kernels >= self.budget  # the horizon has to be reached, with any error
         if is_last:
             end = self.steps
@@ -139,6 +144,10 @@ class Controller:
         """The controller after a segment was tried, by its error."""
         if self.tolerance is None:
             return self
+        if self.sign_step is not None and is_taken and error == 0.0:
+            # A single step has no correction, and says nothing of the next one.
+            length = 2 * proposal.covered if self.length is None else self.length
+            return dataclasses.replace(self, length=length, latest=None)
         ratio = CONTROLS.safety * (self.tolerance / max(error, 1e-30)) ** 0.5
         length = proposal.covered * min(max(ratio, CONTROLS.shrink), CONTROLS.grow)
         # A single step may be longer than `length`: the same end must not be tried again.

@@ -412,14 +412,15 @@ def step(setup: Setup, state: State, ahead: Prediction, end: int, limit: float) 
         limit: the largest acceptable error; infinite where no shorter segment is left to try.
     """
     row = np.asarray(at(ahead.coefficients, end))
+    lost = Step(Outcome.DIVERGED if limit == np.inf else Outcome.REJECTED)
     if not np.all(np.isfinite(row)):
-        return Step(Outcome.DIVERGED)
+        return lost
     point = new_weights(setup, state, [state.point], row)
     scaling = None if state.scaling is None else _far_scaling(setup, state, ahead, point, end)
     kernel = setup.kernel_fn(point, *([] if scaling is None else [scaling.diagonal]))
     setup.costs.kernels += 1
     if not bool(_is_finite(kernel)):
-        return Step(Outcome.DIVERGED)
+        return lost
     damped, sharpness = None, 0.0
     if setup.damps and bool(is_nonlinear(state.linearization.kernel, kernel)):
         damped, sharpness = setup.damping(kernel, at(ahead.train, end), end)
