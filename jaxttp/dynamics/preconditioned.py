@@ -102,13 +102,14 @@ class PreconditionedFilter(eqx.Module):
             weights: that are stepped.
         """
         sizes = jax.tree.map(jnp.sqrt, squares)
-        updates, after = self.optimizer.update(sizes, self.without_filter(state), weights)
-        none = jax.tree.map(jnp.zeros_like, sizes)
-        moved, _ = self.optimizer.update(none, self.without_filter(state), weights)  # by decay
+        leaves, treedef = jax.tree.flatten(weights)
+        # Without the weights that decay: rounding would be all of a response to a tiny gradient.
+        still = [jnp.zeros_like(w) if on else w for w, on in zip(leaves, self.decays, strict=True)]
+        still = jax.tree.unflatten(treedef, still)
+        updates, after = self.optimizer.update(sizes, self.without_filter(state), still)
         response = jax.tree.map(
-            lambda u, decay, s: jnp.where(s > 0, (decay - u) / jnp.where(s > 0, s, 1.0), 0.0),
-            updates, moved, sizes,
-        )  # fmt: skip
+            lambda u, s: jnp.where(s > 0, -u / jnp.where(s > 0, s, 1.0), 0.0), updates, sizes
+        )
         return response, keep_dtypes(after, state)
 
 

@@ -117,6 +117,8 @@ class Setup:
         return [float(self.loss.value(f, self.targets)) for f in outputs]
 
 
+RISE = 2.0
+"""A segment whose predicted end has a loss of this many times its start's is taken shorter."""
 HORIZON = 64
 """Steps ahead whose limits of stability count: a schedule's rate may rise soon. A rule of thumb."""
 
@@ -416,7 +418,13 @@ def step(setup: Setup, state: State, ahead: Prediction, end: int, limit: float) 
     if not np.all(np.isfinite(row)):
         return lost
     point = new_weights(setup, state, [state.point], row)
-    scaling = None if state.scaling is None else _far_scaling(setup, state, ahead, point, end)
+    scaling = None
+    if state.scaling is not None:
+        f = setup.outputs(point, setup.x)
+        now, then = setup.losses(state.outputs, f)
+        if limit < np.inf and not then <= RISE * now:
+            return lost
+        scaling = _far_scaling(setup, state, ahead, point, f, end)
     kernel = setup.kernel_fn(point, *([] if scaling is None else [scaling.diagonal]))
     setup.costs.kernels += 1
     if not bool(_is_finite(kernel)):
@@ -442,12 +450,14 @@ def step(setup: Setup, state: State, ahead: Prediction, end: int, limit: float) 
     return Step(Outcome.ACCEPTED, error, segment, arrival, sharpness)
 
 
-def _far_scaling(setup: Setup, state: State, ahead: Prediction, point: Params, end: int) -> Scaling:
-    """The preconditioner's diagonal at the predicted end of a segment."""
+def _far_scaling(
+    setup: Setup, state: State, ahead: Prediction, point: Params, f: Array, end: int
+) -> Scaling:
+    """The preconditioner's diagonal at the predicted end of a segment, with outputs f."""
     assert setup.preconditioner is not None
     assert setup.squares is not None
     assert state.scaling is not None
-    squares = setup.squares(point, setup.outputs(point, setup.x))
+    squares = setup.squares(point, f)
     sizes = np.asarray(_gradient_sizes(ahead.train, setup.targets, setup.loss), np.float64)
     first, last = sizes[state.step], sizes[end]
     # Squares of gradients follow those of the outputs' gradients between both ends.
