@@ -360,7 +360,7 @@ class ScaledMotion(Motion):
         decay: d (T,).
     """
 
-    decay: Float[Array, " t"] = None  # type: ignore[assignment]
+    decay: Float[Array, " steps"] = None  # type: ignore[assignment]
 
     def applied(self, update: Array, vector: Array, t: Any) -> Array:
         """See `Motion`; weights decay."""

@@ -25,6 +25,7 @@ from jaxttp._core.xla_cpu.threads import decompose
 from jaxttp.dynamics._kernels import apply_kernel, check_problem, flatten_kernel
 from jaxttp.dynamics.optimizers import (
     HeavyBall,
+    LinearRecurrence,
     Optimizer,
     inlined,
     keep_dtypes,
@@ -196,7 +197,9 @@ class StepMaps(NamedTuple):
     pulled: Any
 
 
-def step_maps(optimizer: optax.GradientTransformation | HeavyBall, steps: int) -> StepMaps:
+def step_maps(
+    optimizer: optax.GradientTransformation | HeavyBall | LinearRecurrence, steps: int
+) -> StepMaps:
     """The maps of a linear optimizer, from its response to unit vectors at every step.
 
     Raises:
@@ -255,7 +258,7 @@ def period(maps: StepMaps) -> int:
 
 
 def curvature_limits(
-    optimizer: optax.GradientTransformation | HeavyBall, steps: int
+    optimizer: optax.GradientTransformation | HeavyBall | LinearRecurrence, steps: int
 ) -> Float[np.ndarray, " t"]:
     """The largest curvature at which each step of a linear optimizer is stable, for full batches.
 

@@ -136,7 +136,7 @@ def test_divergence_is_held_never_nan(problem):
         ({"rebuilds": "all"}, "rebuilds"),
         ({"rebuilds": "auto", "tolerance": 0.0}, "tolerance"),
         ({"rebuilds": "auto", "max_rebuilds": 0}, "max_rebuilds"),
-        ({"optimizer": optax.adam(0.1)}, "optimizer"),
+        ({"optimizer": optax.lion(0.1)}, "optimizer"),
         ({"batch_size": 3}, "key"),
         ({"x_test": np.ones((2, 4))}, "x_test and kernel_test_fn belong together"),
     ],

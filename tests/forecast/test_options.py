@@ -94,8 +94,8 @@ PREDICT = {
     ),
     "level 1": (SDE | {"level": 1.0}, "level must be greater than 0 and less than 1; got 1.0"),
     "unknown loss": ({"loss": "hinge"}, "loss='hinge' is not known"),
-    "Adam re-linearised": (
-        {"optimizer": optax.adam(0.1), "relinearize": 2},
+    "Lion relinearized": (
+        {"optimizer": optax.lion(0.1), "relinearize": 2},
         "relinearize=2 does nothing here: optimizer is not linear in the gradients",
     ),
     "momentum twice": ({"optimizer": optax.sgd(0.1), "momentum": 0.9}, "momentum=0.9 goes with"),

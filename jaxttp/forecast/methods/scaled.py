@@ -234,6 +234,11 @@ class Scaled(Dynamics):
         return self.centre.kernels
 
     @property
+    def is_scaled(self) -> bool:  # type: ignore[override]
+        """See `Dynamics`: as its centre."""
+        return self.centre.is_scaled
+
+    @property
     def by_products(self) -> bool:  # type: ignore[override]
         """See `Dynamics`: as its centre."""
         return self.centre.by_products
