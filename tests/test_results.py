@@ -38,7 +38,8 @@ INPUTS = {
     "Descent", "Rule",
     "Target", "Arrival", "Choices", "LoraSettings", "Corpus",
     "Estimate", "Exact", "Factored", "Sketched", "ClassSketched", "Recursion",
-    "GradientFlow", "ClosedForm", "WeightSpace", "Scaled", "Relinearized", "Noisy",
+    "GradientFlow", "ClosedForm", "WeightSpace", "Scaled", "Relinearized", "Preconditioned",
+    "Noisy",
     "Linearizer",
     "HeavyBall", "CompiledStep", "Traced",
 }  # fmt: skip

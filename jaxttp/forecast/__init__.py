@@ -10,6 +10,7 @@ from jaxttp.forecast.methods.linear import GradientFlow as GradientFlow
 from jaxttp.forecast.methods.linear import Noisy as Noisy
 from jaxttp.forecast.methods.linear import Recursion as Recursion
 from jaxttp.forecast.methods.linear import WeightSpace as WeightSpace
+from jaxttp.forecast.methods.relinearized import Preconditioned as Preconditioned
 from jaxttp.forecast.methods.relinearized import Relinearized as Relinearized
 from jaxttp.forecast.methods.scaled import Scaled as Scaled
 from jaxttp.forecast.online import Online as Online
