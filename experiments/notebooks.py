@@ -40,7 +40,7 @@ another order: about 1e-7 in float32, which a hundred steps of training and the 
 rebuild a kernel amplify to some 1e-3."""
 
 STEPS = 2
-"""By how much whole numbers may differ: a curve that crosses a goal at a shallow angle, or one
+"""By how much whole numbers may differ: a curve that crosses a target at a shallow angle, or one
 kernel more, moves times by a step or two. Other numbers may differ by 1 in their last digit."""
 
 ROUNDING = 1e-10

@@ -24,15 +24,15 @@ def test_sweep_writes_and_prints(tmp_path):
     assert done.exit_code == 0, done.output
     assert "largest stable learning rate" in done.stdout
     written = json.loads((tmp_path / "sweep.json").read_text())
-    goal = written["goal"]
-    assert goal.startswith("loss below ")
+    target = written["target"]
+    assert target.startswith("loss below ")
     words = " ".join(done.stdout.split())
-    assert f"the first to {goal} (a goal that the sweep chose for all)" in words
+    assert f"the first to {target} (a target that the sweep chose for all)" in words
     assert done.stdout.count("\n  rate ") == 5
     assert len(written["rows"]) == 32
     best = written["rows"][written["fastest"]]
-    time = best[f"steps_loss_{goal.split()[-1]}"]
-    assert f": {goal} at step {time}; next best rate" in words
+    time = best[f"steps_loss_{target.split()[-1]}"]
+    assert f": {target} at step {time}; next best rate" in words
     assert "use rate" in words
     rows = list(csv.DictReader((tmp_path / "sweep.csv").open()))
     assert len(rows) == 32

@@ -37,11 +37,11 @@ def test_by_brute_force(curve):
     curve = np.asarray(curve, jnp.result_type(float))
     assert found.step == min(range(len(curve)), key=lambda t: curve[t])
     first, last = found.near
-    goal = float(curve[found.step]) + 0.01 * float(curve[0] - curve[found.step])
+    target = float(curve[found.step]) + 0.01 * float(curve[0] - curve[found.step])
     assert first <= found.step <= last
-    assert all(curve[t] <= goal for t in range(first, last + 1))
-    assert first == 0 or curve[first - 1] > goal
-    assert last == len(curve) - 1 or curve[last + 1] > goal
+    assert all(curve[t] <= target for t in range(first, last + 1))
+    assert first == 0 or curve[first - 1] > target
+    assert last == len(curve) - 1 or curve[last + 1] > target
 
 
 def test_forecasts():

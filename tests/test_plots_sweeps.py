@@ -55,13 +55,13 @@ def test_targets_of_a_sweep():
     )
 
 
-@pytest.mark.parametrize(("goal", "reached"), [(1e-9, False), (5.0, True)])
-def test_goals_that_none_or_all_reach_are_drawn(goal, reached, recwarn):
+@pytest.mark.parametrize(("target", "reached"), [(1e-9, False), (5.0, True)])
+def test_targets_that_none_or_all_reach_are_drawn(target, reached, recwarn):
     """A loss that no setting gets to, and one that holds before training: 0 has no logarithm."""
     settings = grid(learning_rate=(0.1, 0.2), steps=10)
     found = sweep_kernel(
         jnp.eye(4).reshape(2, 2, 2, 2), jnp.zeros((2, 2)), jnp.array([0, 1]), settings,
-        targets=[Target(goal)],
+        targets=[Target(target)],
     )  # fmt: skip
     figure = found.plot()
     figure.draw_without_rendering()

@@ -28,7 +28,7 @@ from jaxttp.ntk import ClassSketched, Exact, Sketched
 MODULE = "experiments.bench.planning"
 THRESHOLDS = (0.01, 0.1, 0.4)
 FRACTIONS = (0.5, 0.25, 0.1)
-"""Absolute goals, as fractions of the loss before training."""
+"""Absolute targets, as fractions of the loss before training."""
 SLACK = 2
 """Errors of so many steps are of no account."""
 WAYS = ((0.0, None, 0.3), (0.9, None, 0.1), (0.0, 32, 0.2), (0.9, 32, 0.05), (0.0, None, 0.8))
@@ -121,11 +121,11 @@ def reading_errors(guess: np.ndarray, stable: bool, real: np.ndarray) -> list[fl
         real: the loss, (T + 1,).
     """
     out = []
-    for rule, goals in (("relative", THRESHOLDS), ("absolute", real[0] * np.array(FRACTIONS))):
-        for goal in goals:
-            true = int(training_time(real, float(goal), rule=rule))
+    for rule, targets in (("relative", THRESHOLDS), ("absolute", real[0] * np.array(FRACTIONS))):
+        for target in targets:
+            true = int(training_time(real, float(target), rule=rule))
             if true > 0:
-                time = int(training_time(guess, float(goal), rule=rule)) if stable else -1
+                time = int(training_time(guess, float(target), rule=rule)) if stable else -1
                 off = abs(time - true)
                 fraction = 1.0 if time < 0 else 0.0 if off <= SLACK else off / true
                 out.append(min(1.0, fraction))

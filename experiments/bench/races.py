@@ -5,7 +5,7 @@
 
 Every task has thirty settings of gradient descent (ten rates from 0.02 to 2.5 times the largest
 stable one, three momenta), ten rates of AdamW, and both together. All of it is trained for real.
-The goals lie at fractions of the drop to where the best of a grid ends: three of them, near and
+The targets lie at fractions of the drop to where the best of a grid ends: three of them, near and
 far. The table says how often the first of a race, and of a sweep of gradient descent, is within 10
 % of the best setting's steps (or one step), how often twice as late or never there, and the cost in
 trainings of one setting (of a sweep by count). With a batch size all trainings see the same
@@ -27,7 +27,7 @@ from jaxttp.forecast import Hyperparameters
 
 MODULE = "experiments.bench.races"
 FRACTIONS = (0.3, 0.1, 0.03)
-"""Of the drop to where the best of a grid ends, from above: the goals."""
+"""Of the drop to where the best of a grid ends, from above: the targets."""
 KEY = 7
 """Of the mini-batches."""
 PARTS = {
@@ -78,14 +78,14 @@ def measure(task: str, draw: int, settings: RaceSettings) -> Row:
         ends = np.array([curves[one][-1] for one in choices])
         ends = np.where(np.isfinite(ends), ends, np.inf)
         for fraction in FRACTIONS:
-            goal = float(ends.min() + fraction * (curves[choices[0]][0] - ends.min()))
-            times = np.array([steps_to(curves[one], goal) for one in choices])
+            target = float(ends.min() + fraction * (curves[choices[0]][0] - ends.min()))
+            times = np.array([steps_to(curves[one], target) for one in choices])
             asked = (*job.model, job.x, job.y, choices)
             row = {"grid": name, "fraction": fraction, "best": float(times.min())}
             row["settings"] = len(choices)
-            found = {"race": race(*asked, target_loss=goal, **drawn)}
+            found = {"race": race(*asked, target_loss=target, **drawn)}
             if name == "gradient descent":
-                found["sweep"] = sweep(*asked, target_loss=goal, **drawn)
+                found["sweep"] = sweep(*asked, target_loss=target, **drawn)
             for kind, one in found.items():
                 order = one.ranking()
                 row[kind] = float(times[order[0]]) if len(order) else np.inf
@@ -94,21 +94,21 @@ def measure(task: str, draw: int, settings: RaceSettings) -> Row:
     return {"name": f"{task} {draw}", "readings": readings}
 
 
-def steps_to(curve: np.ndarray, goal: float) -> float:
+def steps_to(curve: np.ndarray, target: float) -> float:
     """The first step below a loss, infinite for never.
 
     Example:
         >>> steps_to(np.array([1.0, 0.5, 0.2]), 0.3), steps_to(np.array([1.0, np.nan]), 0.3)
         (2.0, inf)
     """
-    below = np.flatnonzero(curve < goal)
+    below = np.flatnonzero(curve < target)
     return float(below[0]) if len(below) else np.inf
 
 
 def table(rows: list[Row]) -> str:
-    """How often, for every grid, chooser and goal."""
+    """How often, for every grid, chooser and target."""
     lines = [head((
-        "grid", "chosen by", "goal, fraction of the drop", "readings",
+        "grid", "chosen by", "target, fraction of the drop", "readings",
         "within 10 % of the best, or a step", "twice as many, or never",
         "mean excess, at most 10 times", "cost, trainings", "grid, trainings",
     ))]  # fmt: skip

@@ -49,12 +49,12 @@ class ScalingSettings:
     batch_size: int = 32
     seeds: int = 3
     times: tuple[int, ...] = (2, 4)
-    goals: tuple[float, ...] = (0.5, 0.35, 0.25, 0.15, 0.1, 0.06, 0.04)
+    targets: tuple[float, ...] = (0.5, 0.35, 0.25, 0.15, 0.1, 0.06, 0.04)
 
 
 PRESETS = {
     "smoke": ScalingSettings(
-        ("clusters, random MLP",), steps=12, seeds=1, times=(2,), goals=(0.9,)
+        ("clusters, random MLP",), steps=12, seeds=1, times=(2,), targets=(0.9,)
     ),
     "tuning": ScalingSettings(
         (
@@ -163,7 +163,7 @@ def pretrained(model: Model, x: np.ndarray, y: np.ndarray) -> Model:
 
 
 def measure(name: str, settings: ScalingSettings) -> Row:
-    """The law on the real curves of one task: (N/M, real, subset, law, uncertainty) by goal."""
+    """The law on the real curves of one task: (N/M, real, subset, law, uncertainty) by target."""
     job, few = make(name), slice(0, 200)
     kernel = empirical_ntk(*job.model, job.x[few])
     logits = job.model.apply_fn(job.model.params, job.x[few])
@@ -201,7 +201,7 @@ def measure(name: str, settings: ScalingSettings) -> Row:
 
     samples = len(job.x)
     truth = mean(np.arange(samples), range(settings.seeds))
-    goals = [float(truth[0]) * goal for goal in settings.goals]
+    targets = [float(truth[0]) * target for target in settings.targets]
     readings, rng = [], np.random.default_rng(1)
     for ratio in settings.times:
         for draw in range(settings.seeds):
@@ -213,16 +213,16 @@ def measure(name: str, settings: ScalingSettings) -> Row:
                 for half, others in zip(parts, parts[::-1], strict=True)
             ])  # fmt: skip
             scale = time_scale(whole, both[:, 0], ratio, unseen=both[:, 1])
-            for goal in goals:
-                real, subset, scaled = (_time(c, goal) for c in (truth, whole, scale.of(whole)))
+            for target in targets:
+                real, subset, scaled = (_time(c, target) for c in (truth, whole, scale.of(whole)))
                 at = min(scaled, settings.steps)
                 unsure = float(np.interp(at, np.arange(settings.steps + 1), scale.unsure))
                 readings.append((ratio, real, subset, scaled, unsure))
     return {"name": name, "samples": samples, "rate": eta, "readings": readings}
 
 
-def _time(curve: np.ndarray, goal: float) -> float:
-    found = float(training_time(curve, goal, rule="absolute"))
+def _time(curve: np.ndarray, target: float) -> float:
+    found = float(training_time(curve, target, rule="absolute"))
     return found if found >= 0 else np.inf
 
 

@@ -180,9 +180,9 @@ def _resolvent(values: np.ndarray, fractions: np.ndarray, rank: int, head: int) 
     rows = lam_all[:, None] / (grid[None] + lam_all[:, None]) / left[:, None]
     certain = 100.0  # the total is known, so it counts as much as many rows
     rows = np.concatenate([rows, np.full((1, len(grid)), certain / total)])
-    goal = np.append((left - fixed) / left, certain * rest / total)
-    measure, _ = nnls(rows, goal, maxiter=30 * len(grid))
-    misfit = float(np.max(np.abs(rows @ measure - goal)[:-1]))
+    target = np.append((left - fixed) / left, certain * rest / total)
+    measure, _ = nnls(rows, target, maxiter=30 * len(grid))
+    misfit = float(np.max(np.abs(rows @ measure - target)[:-1]))
     kept = measure > 0
     measure *= rest / max(float(measure.sum()), 1e-300)
     exponent = -1 / narrower

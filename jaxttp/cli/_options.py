@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from jaxttp.pipeline import Settings
 
 T = TypeVar("T")
-PANELS = ("Task", "Training", "Goals", "Forecast", "Output")
+PANELS = ("Task", "Training", "Targets", "Forecast", "Output")
 """Groups of the help, in their order."""
 SEVERAL = list[str] | None
 
@@ -142,15 +142,18 @@ TRAINING = {
 }
 GOALS = {
     "thresholds": Option(
-        "Goals", "Fractions of the loss decrease left.", "0.01,0.1,0.4", parse=numbers("thresholds")
+        "Targets",
+        "Fractions of the loss decrease left.",
+        "0.01,0.1,0.4",
+        parse=numbers("thresholds"),
     ),
     "target_loss": Option(
-        "Goals", "Losses to get below, as 0.3,0.1.", type=SEVERAL, parse=_lists("target_loss")
+        "Targets", "Losses to get below, as 0.3,0.1.", type=SEVERAL, parse=_lists("target_loss")
     ),
     "target_error": Option(
-        "Goals", "Errors to get below, as 0.1.", type=SEVERAL, parse=_lists("target_error")
+        "Targets", "Errors to get below, as 0.1.", type=SEVERAL, parse=_lists("target_error")
     ),
-    "metric": Option("Goals", "What the thresholds are about: loss or error.", "loss"),
+    "metric": Option("Targets", "What the thresholds are about: loss or error.", "loss"),
 }
 FORECAST = {
     "relinearize": Option(

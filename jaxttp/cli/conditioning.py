@@ -26,7 +26,7 @@ from jaxttp.cli._tables import table
     alpha=Option("Task", "Negative slope of leaky_relu.", 0.01),
     whiten=Option("Task", "Center and whiten the inputs.", True),
     batch_norm=Option("Task", "Frozen batch norm in linear.", False, flags=("--batch-norm",)),
-    accuracy=Option("Goals", "Of the steps that gradient descent needs.", 0.01),
+    accuracy=Option("Targets", "Of the steps that gradient descent needs.", 0.01),
     sweep=Option("Forecast", "Also vary depth, width, skip or alpha.", type=str),
     values=Option("Forecast", "What the varied parameter takes, as 1,2,4.", type=str,
                   parse=numbers("values", "1,2,4")),

@@ -40,7 +40,7 @@ from jaxttp.training import time_step
 RATE_FRACTIONS = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9)
 """Learning rates tried for every starting point, as fractions of its largest stable one."""
 GOALS = (0.1, 0.5)
-"""Goals when none are given, as fractions of the largest initial loss."""
+"""Targets when none are given, as fractions of the largest initial loss."""
 
 
 class Explanation(NamedTuple):
@@ -86,7 +86,7 @@ class Comparison:
     def __str__(self) -> str:
         sweep, width = self.sweep, max(map(len, self.names))
         targets = (*sweep.thresholds, *sweep.targets)
-        lines = [f"Starting points, steps to {', '.join(map(sweep.goal, targets))}:"]
+        lines = [f"Starting points, steps to {', '.join(map(sweep.label, targets))}:"]
         for i, (name, why) in enumerate(zip(self.names, self.explanations, strict=True)):
             times = ", ".join(sweep.time_words(i, target) for target in targets)
             seconds = sweep.step_seconds
@@ -146,8 +146,8 @@ def compare(  # noqa: PLR0913
         batch_size: samples a step; all of them when None.
         loss: a name or a `Loss`.
         steps: the horizon T.
-        thresholds: the goals; for the rule "absolute" losses (or errors), by default a tenth and a
-            half of the largest initial one.
+        thresholds: the targets; for the rule "absolute" losses (or errors), by default a tenth and
+            a half of the largest initial one.
         target_loss: losses on the training samples to get below, one or several, each above 0.
             Where there are targets they rank before the thresholds, the first one before all.
         target_error: the same of errors, each in (0, 1].
@@ -196,10 +196,12 @@ def compare(  # noqa: PLR0913
     """
     check_candidates(candidates)
     Keywords(relinearize=relinearize).check()
-    own_goals = thresholds is None and rule == "absolute"
+    own_targets = thresholds is None and rule == "absolute"
     check_integer("steps", steps, at_least=1)
     check_choice("time_steps", time_steps, (True, False))
-    reading = Rule.of(GOALS if own_goals else thresholds, rule, metric, smooth, window, steps=steps)
+    reading = Rule.of(
+        GOALS if own_targets else thresholds, rule, metric, smooth, window, steps=steps
+    )
     targets = targets_of(target_loss, target_error)
     x = check_samples("x", x)
     check_batches(batch_size, key, protocol, count(x))
@@ -210,8 +212,8 @@ def compare(  # noqa: PLR0913
     refuse_mesh(estimator, "compare", "sweep for each candidate")
     check_finite("x", x)
     problems = {name: problem_of(name, start, x, y, loss) for name, start in candidates.items()}
-    if own_goals:
-        reading = dataclasses.replace(reading, thresholds=_own_goals(problems.values(), metric))
+    if own_targets:
+        reading = dataclasses.replace(reading, thresholds=_own_targets(problems.values(), metric))
     rows, ranks, reasons = {}, {}, {}
     for name, problem in problems.items():
         check_tokens(problem, estimator)
@@ -251,7 +253,7 @@ def _joined(rows: list[tuple[Sweep, int, float]], targets: tuple[Target, ...]) -
     )  # fmt: skip
 
 
-def _own_goals(problems: Iterable[Problem], metric: str) -> tuple[float, ...]:
+def _own_targets(problems: Iterable[Problem], metric: str) -> tuple[float, ...]:
     """Fractions of the largest loss, or error, before training."""
     largest = 0.0
     for problem in problems:

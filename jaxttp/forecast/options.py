@@ -75,7 +75,7 @@ class Keywords(NamedTuple):
         return self
 
     def _check_tolerance(self, used: bool) -> None:
-        check_used("tolerance", self.tolerance, used, "it is the goal of relinearize='auto'")
+        check_used("tolerance", self.tolerance, used, "it is the target of relinearize='auto'")
 
     def choose(
         self, descent: Descent, weights: Params, total_samples: int | None = None

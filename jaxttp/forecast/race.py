@@ -2,7 +2,7 @@
 
 For short training runs or small networks the kernels of a forecast cost more than training the
 settings for a few steps. A race trains: all settings take a few steps, the better ones more
-(`Rungs`), and so on, until the first of the remaining ones reaches the goal.
+(`Rungs`), and so on, until the first of the remaining ones reaches the target.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ class Rungs:
         keep: fraction of the settings that continue.
         least: least number of settings that continue.
         near: with batches the loss on all samples is evaluated where a batch's loss is below this
-            multiple of the goal.
+            multiple of the target.
     """
 
     first: int = 4
@@ -72,12 +72,12 @@ class Race:
 
     Attributes:
         settings: all that started, S of them.
-        goal: the loss on all training samples to get to; None for the lowest at the horizon.
-        times: steps to the goal (S,), -1 where it was not seen there.
+        target: the loss on all training samples to get to; None for the lowest at the horizon.
+        times: steps to the target (S,), -1 where it was not seen there.
         losses: on all training samples, for every setting at the steps `at`.
         at: the steps at which losses were evaluated, for every setting.
         trainings: FLOPs that were spent, in training runs of one setting.
-        params: all parameters of the first one at the goal, or, where none reached it, of the
+        params: all parameters of the first one at the target, or, where none reached it, of the
             lowest loss at the end of the last rung. None where nothing stayed finite.
         notes: how the network is evaluated and trained, where that is not as it was given, such as
             "1 BatchNorm on running averages".
@@ -85,7 +85,7 @@ class Race:
     """
 
     settings: tuple[Hyperparameters, ...]
-    goal: Target | None
+    target: Target | None
     times: np.ndarray
     losses: tuple[np.ndarray, ...]
     at: tuple[np.ndarray, ...]
@@ -109,7 +109,7 @@ class Race:
         return np.array([at[-1] for at in self.at])
 
     def places(self) -> list[int]:
-        """All that started: by steps to the goal, by steps trained, then by the last loss."""
+        """All that started: by steps to the target, by steps trained, then by the last loss."""
         last = np.array([curve[-1] for curve in self.losses])
         times = np.where(self.times >= 0, self.times, self.settings[0].steps + 1)
         return np.lexsort((last, -self.trained, ~self.finite, times)).tolist()
@@ -123,12 +123,12 @@ class Race:
         return tuple(dict.fromkeys(self.starts[i] for i in self.places())) if self.starts else ()
 
     def ranking(self) -> tuple[int, ...]:
-        """Those that were seen at the goal, by steps; without a goal those that came to the end.
+        """Those that were seen at the target, by steps; without a target those at the end.
 
         Ties go to the lower loss.
         """
         is_ranked = self.times >= 0
-        if self.goal is None:
+        if self.target is None:
             is_ranked = self.finite & (self.trained == self.trained.max())
         return tuple(i for i in self.places() if is_ranked[i])
 
@@ -136,11 +136,11 @@ class Race:
         """The index of the first.
 
         Raises:
-            ValueError: none got to the goal, or nothing stayed finite.
+            ValueError: none got to the target, or nothing stayed finite.
         """
         order = self.ranking()
         if not order:
-            raise ValueError(f"{self.advice}, more steps or a goal that is nearer.")
+            raise ValueError(f"{self.advice}, more steps or a target that is nearer.")
         return order[0]
 
     @property
@@ -148,18 +148,18 @@ class Race:
         """What to use, in one line."""
         order = self.ranking()
         if not order:
-            what = "stayed finite" if self.goal is None else f"got to {self.goal.words()}"
+            what = "stayed finite" if self.target is None else f"got to {self.target.words()}"
             return f"no setting {what}: try other rates"
-        if self.goal is not None and self.times[order[0]] == 0:
-            return f"{self.goal.words()} holds before training already: name a lower goal"
+        if self.target is not None and self.times[order[0]] == 0:
+            return f"{self.target.words()} holds before training already: name a lower target"
         advice = f"use {self._line(order[0])}"
         return advice if len(order) == 1 else f"{advice}; next {self._line(order[1])}"
 
     def _line(self, i: int) -> str:
         """Setting i with its time, or its last loss."""
         end = f"loss {self.losses[i][-1]:.4g} at step {self.trained[i]}"
-        if self.goal is not None and self.times[i] >= 0:
-            end = f"{self.goal.words()} at step {self.times[i]}"
+        if self.target is not None and self.times[i] >= 0:
+            end = f"{self.target.words()} at step {self.times[i]}"
         return f"{self.named(i)}: {end}"
 
     def rows(self) -> list[dict[str, Any]]:
@@ -183,7 +183,7 @@ class Race:
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
         return {
-            "goal": None if self.goal is None else self.goal.value,
+            "target": None if self.target is None else self.target.value,
             "first": self.ranking()[0] if self.ranking() else None,
             "order": list(self.order),
             "trainings": self.trainings,
@@ -193,9 +193,9 @@ class Race:
         }
 
     def __str__(self) -> str:
-        goal = "the lowest loss" if self.goal is None else self.goal.words()
+        target = "the lowest loss" if self.target is None else self.target.words()
         several = f" of {len(self.order)} starting points" if self.starts else ""
-        lines = [f"Race of {len(self.settings)} settings{several} to {goal}, trained for real:"]
+        lines = [f"Race of {len(self.settings)} settings{several} to {target}, trained for real:"]
         lines += [f"  {self._line(i)}" for i in self.places()[:SHOWN]]
         if len(self.settings) > SHOWN:
             lines.append(f"  {len(self.settings) - SHOWN} more in rows()")
@@ -240,7 +240,7 @@ def race(
         y: integer labels (N,) or targets (N, C).
         settings: all that start; `grid` makes combinations, of any algorithms. They share loss,
             batch size and horizon.
-        target_loss: the goal, a loss on the training samples above 0; when None the remaining
+        target_loss: the target, a loss on the training samples above 0; when None the remaining
             settings train to the horizon, and the lowest loss there wins.
         key: a `jax.random.key` for the batches, which all settings share.
         protocol: how batches are drawn, see `jaxttp.dynamics.batch_indices`.
@@ -250,8 +250,8 @@ def race(
     Returns:
         A `Race`. Weights and velocities of all settings in the race are in memory at a time. With
         batches the loss on all samples is evaluated at the end of a rung and, where the batches'
-        loss is at most twice the goal, every N/(3 B) steps, which costs as much as training; times
-        are multiples of that.
+        loss is at most twice the target, every N/(3 B) steps, which costs as much as training;
+        times are multiples of that.
 
     Raises:
         ValueError: no settings, or of several losses, batch sizes or horizons; a target that is not
@@ -270,7 +270,7 @@ def race(
         ('rate 1, momentum 0.9', 3)
 
     Source:
-        Successive halving (Jamieson and Talwalkar 2016), with a goal that ends it; the numbers of
+        Successive halving (Jamieson and Talwalkar 2016), with a target that ends it; the numbers of
         the rungs were chosen on tuning tasks (`experiments/bench/races.py`).
     """
     check_known(params=params, x=x, y=y)
@@ -340,9 +340,9 @@ def race_starts(
             "settings must share loss, batch_size and steps, to be in one race; race every group "
             "by itself."
         )
-    goal = None
+    target = None
     if target_loss is not None:
-        goal = Target(float(check_number("target_loss", target_loss, above=0.0)))
+        target = Target(float(check_number("target_loss", target_loss, above=0.0)))
     loss, batch_size, horizon = settings[0].loss, settings[0].batch_size, settings[0].steps
     protocol = check_batches(batch_size, key, protocol, count(x))
     indices = None
@@ -357,7 +357,7 @@ def race_starts(
             kind = setting.algorithm, *coefficients
             if kind not in steps:
                 steps[kind] = TrainingStep(problem.network, problem.loss, optimizer)
-            runners.append(Runner(setting, problem, indices, goal, steps[kind]))
+            runners.append(Runner(setting, problem, indices, target, steps[kind]))
     _halve(runners, horizon, progress)
     for problem in problems.values():
         # All settings see the same batches: one finite run shows that all gradients are finite.
@@ -368,7 +368,7 @@ def race_starts(
     times = np.array([-1 if runner.arrival is None else runner.arrival for runner in runners])
     notes = tuple(dict.fromkeys(n for problem in problems.values() for n in problem.notes))
     result = Race(
-        settings * len(problems), goal, times,
+        settings * len(problems), target, times,
         tuple(np.array(runner.losses) for runner in runners),
         tuple(np.array(runner.at) for runner in runners),
         float(spent / (horizon * fraction)), None, notes,
@@ -383,25 +383,25 @@ def race_starts(
 
 @dataclasses.dataclass(eq=False)
 class Runner:
-    """A setting in training from the weights of a problem, until the loss reaches a goal.
+    """A setting in training from the weights of a problem, until the loss reaches a target.
 
     Attributes:
         setting: the hyperparameters.
         problem: network and data.
         indices: of the batch of every step (T, B); None for all samples.
-        goal: a loss on all samples; None for none.
+        target: a loss on all samples; None for none.
         step: of training, shared by all settings of an algorithm.
         done: steps taken.
         looks: further forward passes of all samples.
         losses: on all samples, at the steps `at`.
         at: the steps before which losses were evaluated.
-        arrival: the step at which the goal was reached.
+        arrival: the step at which the target was reached.
     """
 
     setting: Hyperparameters
     problem: Problem
     indices: np.ndarray | None
-    goal: Target | None
+    target: Target | None
     step: TrainingStep
     done: int = 0
     looks: float = 0.0
@@ -435,7 +435,7 @@ class Runner:
         return bool(self.at) and self.at[-1] == self.done
 
     def advance(self, end: int) -> None:
-        """Train to a step, or to the goal, and evaluate the loss there."""
+        """Train to a step, or to the target, and evaluate the loss there."""
         while self.done < end and self.running:
             if self._is_due():
                 self._look()
@@ -450,7 +450,7 @@ class Runner:
             return False
         if self.done == 0 or not math.isfinite(self.batch_loss):
             return True
-        return self.goal is not None and self.batch_loss <= RUNGS.near * self.goal.value
+        return self.target is not None and self.batch_loss <= RUNGS.near * self.target.value
 
     def _look(self) -> None:
         problem, weights = self.problem, self.weights
@@ -478,7 +478,7 @@ class Runner:
     def _note(self, loss: float) -> None:
         self.at.append(self.done)
         self.losses.append(loss)
-        if self.goal is not None and loss <= self.goal.value:
+        if self.target is not None and loss <= self.target.value:
             self.arrival = self.done
 
     def _set(self, name: str, value: float) -> None:
@@ -487,7 +487,7 @@ class Runner:
 
 
 def _halve(runners: Sequence[Runner], steps: int, progress: Progress | None) -> None:
-    """Train runners until the first reaches the goal, or the remaining ones the horizon.
+    """Train runners until the first reaches the target, or the remaining ones the horizon.
 
     Runners that are dropped lose their weights.
     """

@@ -143,8 +143,8 @@ class StaleGradientForecast:
         ]
         never = "never" if self.is_bounded else "not reached, see warnings"
         for threshold, step in self.read((0.1, 0.4)).items():
-            goal = target_label(threshold, "relative")
-            lines.append(f"  {goal}: " + (f"step {step}" if step >= 0 else never))
+            target = target_label(threshold, "relative")
+            lines.append(f"  {target}: " + (f"step {step}" if step >= 0 else never))
         if self.warnings is not None:
             lines.append(wrapped(f"  warning: {self.warnings}", 4))
         return "\n".join(lines)

@@ -114,7 +114,7 @@ def sweep(  # noqa: PLR0913
             one for every setting (S,).
 
     Returns:
-        A `Sweep`. Where no target is given it chooses one for all settings (`shared_goal`, by the
+        A `Sweep`. Where no target is given it chooses one for all settings (`shared_target`, by the
         middle threshold).
 
     Raises:
@@ -211,7 +211,7 @@ def sweep_kernel(
     targets = check_several("targets", targets, "Target")
     plan = SweepPlan(settings, samples, reading, targets, key, protocol, step_seconds)
     theta, f0, encoded, exact, _, _ = check_problem(kernel, f0, y, plan.loss)
-    return with_shared_goal(_together(theta, f0, encoded, exact, plan))
+    return with_shared_target(_together(theta, f0, encoded, exact, plan))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -306,7 +306,7 @@ def screen(linearizer: Linearizer, plan: SweepPlan) -> Sweep:
     result = result.with_forecasts(forecasts)
     for i, forecast in forecasts.items():
         result.max_learning_rate[i] = forecast.max_learning_rate
-    return with_shared_goal(dataclasses.replace(result, notes=problem.notes))
+    return with_shared_target(dataclasses.replace(result, notes=problem.notes))
 
 
 def _together(
@@ -354,7 +354,7 @@ def _together(
     )  # fmt: skip
 
 
-def shared_goal(curves: np.ndarray, fraction: float, metric: str = "loss") -> Target | None:
+def shared_target(curves: np.ndarray, fraction: float, metric: str = "loss") -> Target | None:
     """A loss, or an error, that all settings are compared by.
 
     It lies a fraction of the best setting's decrease above its end, rounded up to two digits; None
@@ -366,24 +366,24 @@ def shared_goal(curves: np.ndarray, fraction: float, metric: str = "loss") -> Ta
         metric: what they are.
 
     Example:
-        >>> shared_goal(np.array([[2.0, 1.0, 0.5], [2.0, 0.3, 0.1]]), 0.1)
+        >>> shared_target(np.array([[2.0, 1.0, 0.5], [2.0, 0.3, 0.1]]), 0.1)
         Target(value=0.29, metric='loss', on='train')
     """
     if not len(curves):
         return None
     first, best = float(np.max(curves[:, 0])), float(np.min(curves[:, -1]))
-    goal = best + fraction * (first - best)
-    if not (np.isfinite(goal) and 0 < goal < first):
+    target = best + fraction * (first - best)
+    if not (np.isfinite(target) and 0 < target < first):
         return None
-    unit = 10.0 ** (np.floor(np.log10(goal)) - 1)
-    rounded = float(f"{np.ceil(goal / unit - 1e-9) * unit:.2g}")
+    unit = 10.0 ** (np.floor(np.log10(target)) - 1)
+    rounded = float(f"{np.ceil(target / unit - 1e-9) * unit:.2g}")
     return Target(rounded, metric) if rounded < first else None
 
 
-def with_shared_goal(result: Sweep) -> Sweep:
-    """The sweep ranked by a `shared_goal`, where no target was given and the rule is "relative".
+def with_shared_target(result: Sweep) -> Sweep:
+    """The sweep ranked by a `shared_target`, where no target was given and the rule is "relative".
 
-    The goal depends on the ends of stable forecasts along rebuilt kernels, where there are any.
+    The target depends on the ends of stable forecasts along rebuilt kernels, where there are any.
     """
     rule = result.rule
     if (result.targets and not result.shared) or rule.kind != "relative":
@@ -391,8 +391,8 @@ def with_shared_goal(result: Sweep) -> Sweep:
     followed = np.isin(np.arange(len(result.settings)), result.relinearized)
     ends = result.stable & followed if np.any(result.stable & followed) else result.stable
     fraction = rule.thresholds[len(rule.thresholds) // 2]
-    goal = shared_goal(rule.curve(result.loss, result.error)[ends], fraction, rule.metric)
-    return result if goal is None else dataclasses.replace(result, targets=(goal,), shared=True)
+    target = shared_target(rule.curve(result.loss, result.error)[ends], fraction, rule.metric)
+    return result if target is None else dataclasses.replace(result, targets=(target,), shared=True)
 
 
 def forecast_leaders(
@@ -401,7 +401,7 @@ def forecast_leaders(
     """The sweep with its leading settings forecast again along rebuilt kernels.
 
     Best first (`_next`), two to eight; of eight settings or fewer all stable ones. The default
-    budget bounds the rebuilt kernels. A `shared_goal` is chosen again after each forecast. Settings
+    budget bounds the rebuilt kernels. A `shared_target` is chosen again after each forecast. Settings
     that are followed in weight space keep their forecast.
 
     Args:
@@ -432,7 +432,7 @@ def forecast_leaders(
         linearizer.report("rebuilding kernels of the leading settings", len(followed), most)
         followed[i] = forecast_along(own, descent, dynamics, plan.rule, targets=plan.targets)
         result = screened.with_forecasts(followed)
-        result = with_shared_goal(dataclasses.replace(result, relinearized=tuple(followed)))
+        result = with_shared_target(dataclasses.replace(result, relinearized=tuple(followed)))
     costs = [forecast.cost for forecast in (*screened.forecasts.values(), *followed.values())]
     spent = sum(cost.operations / cost.training_operations for cost in costs)
     # The first kernel and its products, in training runs of the first setting.
@@ -447,7 +447,7 @@ def _next(result: Sweep) -> int | None:
     """The setting to forecast next; None where all leading ones have been.
 
     First the leaders by steps and by cost; then the next higher rate of each, also beyond the first
-    kernel's limit; then the ranking, then the settings that end nearest to the goal. Of few
+    kernel's limit; then the ranking, then the settings that end nearest to the target. Of few
     settings also those whose only defect is that limit.
     """
     order, nearest = result.ranking(), result.nearest()

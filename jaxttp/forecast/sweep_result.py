@@ -149,10 +149,10 @@ class Sweep:
         """The default of the ranking: the first target, or the middle threshold."""
         return self.targets[0] if self.targets else self.thresholds[len(self.thresholds) // 2]
 
-    def goal(self, threshold: float | Target | None = None) -> str:
+    def label(self, threshold: float | Target | None = None) -> str:
         """A threshold or a target in words; that of `ranked_by` when None."""
-        goal = self.ranked_by if threshold is None else threshold
-        return goal.words() if isinstance(goal, Target) else self.rule.words(goal)
+        target = self.ranked_by if threshold is None else threshold
+        return target.words() if isinstance(target, Target) else self.rule.words(target)
 
     def times(self, threshold: float | Target | None = None) -> np.ndarray:
         """Steps of every setting to a threshold or a target (S,), -1 as in `steps`.
@@ -163,15 +163,15 @@ class Sweep:
         Raises:
             ValueError: another one.
         """
-        goal = self.ranked_by if threshold is None else threshold
-        if not isinstance(goal, Target):
-            check_choice("threshold", goal, self.thresholds)
-            return self.steps[:, self.thresholds.index(goal)]
-        if goal not in self.targets:
+        target = self.ranked_by if threshold is None else threshold
+        if not isinstance(target, Target):
+            check_choice("threshold", target, self.thresholds)
+            return self.steps[:, self.thresholds.index(target)]
+        if target not in self.targets:
             raise ValueError(
-                f"{goal.words()!r} was not asked for; give it as target_loss or target_error."
+                f"{target.words()!r} was not asked for; give it as target_loss or target_error."
             )
-        return self.target_steps[:, self.targets.index(goal)]
+        return self.target_steps[:, self.targets.index(target)]
 
     def oscillates(self, threshold: float | Target | None = None) -> np.ndarray:
         """Which settings have no error estimate there (`Prediction.doubted_from`), (S,).
@@ -234,10 +234,10 @@ class Sweep:
 
     def nearest(self, threshold: float | Target | None = None) -> tuple[int, ...]:
         """The stable settings that do not get there, by how near their curves come at the end."""
-        goal = self.ranked_by if threshold is None else threshold
-        rule = goal.rule() if isinstance(goal, Target) else self.rule
+        target = self.ranked_by if threshold is None else threshold
+        rule = target.rule() if isinstance(target, Target) else self.rule
         order = np.lexsort((self.final_loss, rule.curve(self.loss, self.error)[:, -1]))
-        short = self.stable & (self.times(goal) < 0)
+        short = self.stable & (self.times(target) < 0)
         return tuple(int(i) for i in order if short[i])
 
     def shown(self) -> set[int]:
@@ -272,7 +272,7 @@ class Sweep:
         i = min(unstable, key=lambda i: self.final_loss[i])  # the one that looks best
         return f"{len(unstable)} not stable, as {self.named(i)}: {self.message(i)}"
 
-    def off(self, i: int, goal: float | Target) -> int | None:
+    def off(self, i: int, target: float | Target) -> int | None:
         """By how many steps the time of setting i may be off; None where that is not known."""
         if i not in self.relinearized:
             return None
@@ -280,18 +280,18 @@ class Sweep:
         errors: dict[Any, int] = {
             **(forecast.steps_uncertainty or {}), **forecast.targets_uncertainty
         }  # fmt: skip
-        if goal in errors or not isinstance(goal, Target):
-            return errors.get(goal)
-        return forecast.off(goal, smooth=self.rule.smooth)  # a shared goal
+        if target in errors or not isinstance(target, Target):
+            return errors.get(target)
+        return forecast.off(target, smooth=self.rule.smooth)  # a shared target
 
-    def time_words(self, i: int, goal: float | Target) -> str:
+    def time_words(self, i: int, target: float | Target) -> str:
         """When setting i gets there, with what the time may be off by."""
-        time = int(self.times(goal)[i])
+        time = int(self.times(target)[i])
         if time < 0:
             return "-"
-        if self.oscillates(goal)[i]:
+        if self.oscillates(target)[i]:
             return f"about {time}"
-        return step_words(time, self.off(i, goal), self.settings[i].steps)
+        return step_words(time, self.off(i, target), self.settings[i].steps)
 
     def rows(self) -> list[dict[str, Any]]:
         """One flat dictionary a setting, of plain values; None where there is no number."""
@@ -313,11 +313,11 @@ class Sweep:
             "final_loss": float(self.final_loss[i]),
             "final_error": float(self.final_error[i]),
         }
-        for goal in (*self.thresholds, *self.targets):
-            time = int(self.times(goal)[i])
-            name = goal.column if isinstance(goal, Target) else f"{goal:g}"
+        for target in (*self.thresholds, *self.targets):
+            time = int(self.times(target)[i])
+            name = target.column if isinstance(target, Target) else f"{target:g}"
             row[f"steps_{name}"] = time if time >= 0 else None
-            row[f"uncertainty_{name}"] = self.off(i, goal)
+            row[f"uncertainty_{name}"] = self.off(i, target)
             if self.step_seconds is not None:
                 row[f"seconds_{name}"] = float(time * self.step_seconds[i]) if time >= 0 else None
         return row | {
@@ -340,8 +340,8 @@ class Sweep:
         if not order:
             return self.hint()
         if self.times()[order[0]] == 0:
-            return f"{self.goal()} holds before training already: name a lower goal"
-        advice = f"use {self.named(order[0])}: {self.goal()} at {self._when(order[0])}"
+            return f"{self.label()} holds before training already: name a lower target"
+        advice = f"use {self.named(order[0])}: {self.label()} at {self._when(order[0])}"
         if len(order) == 1:
             return f"{advice}; no other setting is forecast to get there"
         return f"{advice}; next best {self.named(order[1])}: {self._when(order[1])}"
@@ -352,7 +352,7 @@ class Sweep:
 
     def hint(self, threshold: float | Target | None = None) -> str:
         """The message where no setting gets there."""
-        message, near = f"no setting gets to {self.goal(threshold)}", self.nearest(threshold)
+        message, near = f"no setting gets to {self.label(threshold)}", self.nearest(threshold)
         if not near:
             return f"{message}: none is stable; try lower rates"
         end = f"loss {self.final_loss[near[0]]:.3g}, error {self.final_error[near[0]]:.3g}"
@@ -370,11 +370,11 @@ class Sweep:
 
     def __str__(self) -> str:
         order, count = self.ranking(by_cost=True), len(self.settings)
-        shared = " (a goal that the sweep chose for all)" if self.shared else ""
+        shared = " (a target that the sweep chose for all)" if self.shared else ""
         lines = [
             f"Sweep of {count} settings, {int(self.stable.sum())} stable; "
-            f"the first to {self.goal()}{shared}:",
-            wrapped(f"  (steps to {', '.join(self.goal(e) for e in self.thresholds)})", 3),
+            f"the first to {self.label()}{shared}:",
+            wrapped(f"  (steps to {', '.join(self.label(e) for e in self.thresholds)})", 3),
         ]
         shown = order[: FEW if count <= FEW else SHOWN]
         for i in shown:

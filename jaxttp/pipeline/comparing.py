@@ -115,7 +115,7 @@ def compare_task(
 
     Args:
         settings: data, samples, loss, momentum, batch size, horizon, metric, rank of adapters,
-            width of a sketch and seed; target losses and errors, without which the goals are the
+            width of a sketch and seed; target losses and errors, without which the targets are the
             defaults of `compare`.
         names: as in `starting_points`; when None "all" of several networks, all but "lora" of one.
         networks: models and weights to compare; that of the settings when empty.
@@ -135,8 +135,8 @@ def compare_task(
         >>> len(result.names)
         2
     """
-    goals = "starting points are compared by the same loss, target_loss, for all"
-    check_unused(settings, ("thresholds",), goals)
+    targets = "starting points are compared by the same loss, target_loss, for all"
+    check_unused(settings, ("thresholds",), targets)
     check_unused(settings, ("mesh",), "kernels are compared by decomposing them on one device")
     task, candidates = _candidates(settings, names, networks)
     if progress is not None:

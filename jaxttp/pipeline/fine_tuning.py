@@ -331,7 +331,7 @@ def train_watched(
 # --- the forecast --------------------------------------------------------------------------------
 
 
-class Goal(NamedTuple):
+class ReachedTarget(NamedTuple):
     """When one threshold or target is reached.
 
     Attributes:
@@ -414,29 +414,29 @@ class FineTuning:
         return self.sequences / self.batch_size * self.step_time.seconds
 
     @property
-    def goals(self) -> tuple[Goal, ...]:
+    def targets(self) -> tuple[ReachedTarget, ...]:
         """Fractions of the loss decrease, then losses to get below."""
-        thresholds, targets = self.settings.thresholds, self.settings.targets()
+        thresholds, losses = self.settings.thresholds, self.settings.targets()
         forecast, run = self.found, self.run
         steps: dict[Any, int] = {**forecast.read(thresholds)}
-        steps |= reach(Curves(forecast.loss), targets, reached=not forecast.diverged)
+        steps |= reach(Curves(forecast.loss), losses, reached=not forecast.diverged)
         real: dict[Any, int] = {}
         if run is not None:
             fell = run.finite and bool(run.loss[-1] < run.loss[0])
             real |= Rule(thresholds).read(run.loss, None, reached=fell)
-            real |= reach(Curves(run.loss), targets, reached=run.finite)
-        goals = []
-        for target, step in steps.items():
-            if isinstance(target, Target):
-                label, level, off = target.words(), target.value, 0.0
+            real |= reach(Curves(run.loss), losses, reached=run.finite)
+        reached = []
+        for key, step in steps.items():
+            if isinstance(key, Target):
+                label, level, off = key.words(), key.value, 0.0
             else:
-                label, level = target_label(target, "relative"), forecast.level(target)
-                off = (1 - target) * float(forecast.uncertainty[-1])
+                label, level = target_label(key, "relative"), forecast.level(key)
+                off = (1 - key) * float(forecast.uncertainty[-1])
             ends = forecast.between(level, off) if self.is_bounded else (None, None)
             tokens = step * self.tokens_a_step if step >= 0 else None
             seconds = step * self.step_time.seconds if step >= 0 else None
-            goals.append(Goal(label, step, *ends, tokens, seconds, real.get(target)))
-        return tuple(goals)
+            reached.append(ReachedTarget(label, step, *ends, tokens, seconds, real.get(key)))
+        return tuple(reached)
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -482,7 +482,7 @@ class FineTuning:
             f"{steps:,} steps see {steps * self.tokens_a_step:,} tokens, {self.epochs:.2g} times "
             f"the {self.sequences:,} sequences that train{of}; once takes "
             f"{readable_time(self.epoch_seconds)}",
-            *(f"  {goal}" for goal in self.goals),
+            *(f"  {target}" for target in self.targets),
             f"  all steps: {total}",
             f"the forecast cost {100 * forecast.fraction:.2g} % of the training's gradients "
             f"({len(forecast.refresh_steps)} of {steps:,} steps), "
@@ -508,7 +508,7 @@ class FineTuning:
             "epochs": self.epochs, "epoch_seconds": self.epoch_seconds,
             "loss": plain_numbers(forecast.loss),
             "loss_uncertainty": plain_numbers(forecast.uncertainty) if self.is_bounded else None,
-            "goals": [goal._asdict() for goal in self.goals],
+            "targets": [target._asdict() for target in self.targets],
             "stable": not forecast.diverged,
             "warnings": list(self.warnings),
             "step_seconds": step_seconds, "seconds": self.settings.steps * step_seconds,

@@ -113,9 +113,9 @@ class TaskSweep:
         return float(largest)
 
     @property
-    def goal(self) -> str:
+    def target(self) -> str:
         """The target in words."""
-        return self.sweep.goal(self.sweep.ranked_by)
+        return self.sweep.label(self.sweep.ranked_by)
 
     @property
     def fastest(self) -> int | None:
@@ -130,7 +130,7 @@ class TaskSweep:
             "note": self.task.note,
             "settings": dataclasses.asdict(self.settings),
             "thresholds": list(result.thresholds),
-            "goal": self.goal,
+            "target": self.target,
             "targets": [target.words() for target in result.targets],
             "rule": result.rule.kind,
             "metric": result.rule.metric,
@@ -211,7 +211,7 @@ def race_task(
         ``(task, race)``.
 
     Raises:
-        ValueError: goals other than one loss; whatever `build_task` and `race` refuse.
+        ValueError: targets other than one loss; whatever `build_task` and `race` refuse.
 
     Example:
         >>> small = Settings(data="wine", samples_per_class=4, steps=20, target_loss=(0.5,))
@@ -222,7 +222,7 @@ def race_task(
     unused = ("relinearize", "sketch_dim", "thresholds", "metric", "target_error", "mesh")
     check_unused(settings, unused, RACED)
     if len(settings.target_loss) > 1:
-        raise ValueError(f"target_loss={settings.target_loss} must be one loss, a race's goal.")
+        raise ValueError(f"target_loss={settings.target_loss} must be one loss, a race's target.")
     task = _task(settings)
     found = race(
         *task.model, task.x, task.y, choices.grid(settings, task, RACED_RATES),

@@ -281,18 +281,18 @@ def _stale_gradients(axes: Axes, forecast: StaleGradientForecast, *, bounded: bo
 
 @figure_of
 def plot_fine_tuning(result: FineTuning) -> Figure:
-    """The loss of held-out text by tokens seen and steps, predicted and real, with its goals."""
+    """The loss of held-out text by tokens seen and steps, predicted and real, with its targets."""
     title = f"{result.task.description}\n{hyperparameters(result.settings)}"
     figure, (axes,) = panels(title=title, height=5.6)
     loss, run, tokens = result.found.loss, result.run, result.tokens_a_step
     if run is not None:
         axes.plot(run.at, run.loss[run.at], color=REAL, label="real training")
     _stale_gradients(axes, result.found, bounded=result.is_bounded)
-    reached = [goal for goal in result.goals if goal.step >= 0]
-    for marker, goal in zip(cycle(MARKERS), reached, strict=False):
+    reached = [target for target in result.targets if target.step >= 0]
+    for marker, target in zip(cycle(MARKERS), reached, strict=False):
         style: dict[str, Any] = {"color": PREDICTED, "mfc": "white", "ms": 9}
-        label = f"{goal.words}: step {goal.step}"
-        axes.plot(goal.step, loss[goal.step], marker, label=label, **style)
+        label = f"{target.words}: step {target.step}"
+        axes.plot(target.step, loss[target.step], marker, label=label, **style)
     axes.set(xlabel="training step", ylabel="loss of held-out text, nats a token")
     above = axes.secondary_xaxis("top", functions=(lambda t: t * tokens, lambda n: n / tokens))
     above.set_xlabel("tokens seen")

@@ -122,7 +122,7 @@ def report_html(result: TaskReport) -> str:
     filled = "" if forecast.run is None else " Filled marks are real."
     curves = f"Loss and error by step; the marks are the times of the table.{filled}"
     choice = (
-        f"Left: steps to {grid.goal}; hatched settings diverge or do not get there. Line: largest "
+        f"Left: steps to {grid.target}; hatched settings diverge or do not get there. Line: largest "
         "stable rate. Star: fewest steps. Right: final loss by cost, with the Pareto front."
     )
     slow = (
@@ -206,7 +206,7 @@ def _when(arrival: Arrival, horizon: int) -> str:
 
 def _times(result: TaskReport) -> tuple[list[str], list[list[Any]]]:
     prediction, run = result.forecast.prediction, result.forecast.run
-    head = ["goal", "steps", "time"] + ([] if run is None else ["real steps", "real time"])
+    head = ["target", "steps", "time"] + ([] if run is None else ["real steps", "real time"])
 
     def cells(steps: Any, seconds: float | None, stable: bool) -> list[Any]:
         if seconds is None:
@@ -225,8 +225,8 @@ def _times(result: TaskReport) -> tuple[list[str], list[list[Any]]]:
 
 def _best_settings(result: TaskReport) -> tuple[list[str], list[list[Any]]]:
     grid = result.sweep.sweep
-    goal = f"steps to {result.sweep.goal}"
-    head = ["cheapest for their loss", goal, "loss at the end", "error"]
+    target = f"steps to {result.sweep.target}"
+    head = ["cheapest for their loss", target, "loss at the end", "error"]
     rows = [
         [grid.named(i), grid.time_words(i, grid.ranked_by), float(grid.final_loss[i]),
          float(grid.final_error[i])]

@@ -18,7 +18,7 @@ BELOW: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.16), 
 
 @figure_of
 def plot_sweep(sweep: Sweep, threshold: float | Target | None = None, *, title: str = "") -> Figure:
-    """Steps to a goal by learning rate and all else, with advice, and the Pareto set.
+    """Steps to a target by learning rate and all else, with advice, and the Pareto set.
 
     Every row of the heat map is one combination of algorithm, momentum, weight decay, batch size,
     schedule, loss and horizon. Settings that diverge or never get there are hatched; the line is
@@ -34,11 +34,11 @@ def plot_sweep(sweep: Sweep, threshold: float | Target | None = None, *, title: 
     Raises:
         ValueError: a threshold or a target that was not forecast.
     """
-    goal = sweep.ranked_by if threshold is None else threshold
-    sweep.times(goal)  # checks it
+    target = sweep.ranked_by if threshold is None else threshold
+    sweep.times(target)  # checks it
     figure, (left, right) = panels(2, title=title, height=5.2, width_ratios=(3, 2))
-    plot_heat_map(left, sweep, goal)
-    plot_pareto(right, sweep, goal)
+    plot_heat_map(left, sweep, target)
+    plot_pareto(right, sweep, target)
     return figure
 
 
@@ -49,7 +49,7 @@ def plot_task_sweep(result: TaskSweep) -> Figure:
 
 
 def plot_heat_map(axes: Axes, sweep: Sweep, threshold: float | Target) -> None:
-    """Steps to a goal by learning rate and all else, with a colour bar.
+    """Steps to a target by learning rate and all else, with a colour bar.
 
     Args:
         axes: where to draw.
@@ -86,7 +86,7 @@ def plot_heat_map(axes: Axes, sweep: Sweep, threshold: float | Target) -> None:
         axes.plot(x, y, "*", ms=17, label="fewest steps", **white)
     axes.set_yticks(rows[:-1] + 0.5, [_row_name(sweep.named(i)) for i in firsts])
     axes.set(xlim=(edges[0], edges[-1]), ylim=(0, len(firsts)), xlabel="learning rate")
-    axes.set_title(f"steps to {sweep.goal(threshold)}")
+    axes.set_title(f"steps to {sweep.label(threshold)}")
     if axes.get_legend_handles_labels()[0]:
         axes.legend(**BELOW)
     axes.figure.colorbar(image, ax=axes, label="training steps")
@@ -113,7 +113,7 @@ def plot_pareto(axes: Axes, sweep: Sweep, threshold: float | Target) -> None:
     unit = "samples seen" if sweep.step_seconds is None else "seconds"
     axes.set(xlabel=f"{unit} until the target", ylabel="predicted loss at the horizon")
     if np.any(reached):
-        # Nothing is spent on a goal that holds before training, and 0 has no logarithm.
+        # Nothing is spent on a target that holds before training, and 0 has no logarithm.
         axes.set_xscale("linear" if np.any(cost[reached] <= 0) else "log")
         axes.set_yscale("log")
     else:
@@ -137,7 +137,7 @@ def _edges(rates: list[float]) -> np.ndarray:
 
 @figure_of
 def plot_comparison(result: Comparison, *, title: str = "") -> Figure:
-    """Loss curves of the starting points, with the goals, and what their kernels say.
+    """Loss curves of the starting points, with the targets, and what their kernels say.
 
     Targets are lines, with a star where a starting point gets below; those of the error have a
     panel of their own.
@@ -148,8 +148,8 @@ def plot_comparison(result: Comparison, *, title: str = "") -> Figure:
     _curves_to_targets(left, result, result.sweep.loss, "loss")
     left.set_yscale("log")
     if (result.sweep.rule.kind, result.sweep.rule.metric) == ("absolute", "loss"):
-        for goal in result.sweep.thresholds:
-            left.axhline(goal, color=GREY, lw=1, ls=":")
+        for target in result.sweep.thresholds:
+            left.axhline(target, color=GREY, lw=1, ls=":")
     for axes in middle:
         _curves_to_targets(axes, result, result.sweep.error, "error")
         axes.set_ylim(bottom=0)
@@ -196,12 +196,12 @@ def plot_race(result: Race, *, title: str = "") -> Figure:
         axes.plot(result.at[i], curve, "o-", markevery=[len(curve) - 1], ms=4, **style)
     axes.set(xlabel="training step", ylabel="loss on all training samples", yscale="log")
     positive = [value for curve in result.losses for value in curve if value > 0]
-    if result.goal is not None:
-        positive.append(result.goal.value)
-        axes.axhline(result.goal.value, color=REAL, lw=1.2, ls=":", label=result.goal.words())
+    if result.target is not None:
+        positive.append(result.target.value)
+        axes.axhline(result.target.value, color=REAL, lw=1.2, ls=":", label=result.target.words())
     starts = [curve[0] for curve in result.losses if np.isfinite(curve[0])]
     if starts:  # diverging curves leave the view
         axes.set_ylim(bottom=0.7 * min(positive), top=2 * max(starts))
-    if first or result.goal is not None:
+    if first or result.target is not None:
         axes.legend(**BELOW)
     return figure

@@ -1,4 +1,4 @@
-"""What differs in numbers alone is compiled once: rates, momenta, seeds, times, goals."""
+"""What differs in numbers alone is compiled once: rates, momenta, seeds, times, targets."""
 
 import contextlib
 

@@ -49,7 +49,7 @@ def test_what_leads_is_what_a_forecast_of_its_own_says(monkeypatch):
         assert dict(zip(found.targets, found.target_steps[i], strict=True)) == dict(one.targets)
         assert (found.warnings[i], bool(found.stable[i])) == (one.warnings, one.stable)
         known = {**one.steps_uncertainty, **one.targets_uncertainty}
-        assert {goal: found.off(i, goal) for goal in known} == known
+        assert {target: found.off(i, target) for target in known} == known
     rest = sorted({*range(len(SETTINGS))} - {*found.relinearized})
     np.testing.assert_array_equal(found.loss[rest], plain.loss[rest])
     assert f"{len(found.relinearized)} along rebuilt kernels" in str(found)

@@ -182,10 +182,10 @@ def test_bad_settings(options, problem_, message):
 def test_what_knows_gradient_descent_alone_says_so():
     params, x, y = problem()
     adam = Hyperparameters(0.1, algorithm="adam", loss="squared_error", steps=4)
-    kernel, f0, goal = jnp.eye(4).reshape(2, 2, 2, 2), jnp.zeros((2, 2)), jnp.ones((2, 2))
+    kernel, f0, target = jnp.eye(4).reshape(2, 2, 2, 2), jnp.zeros((2, 2)), jnp.ones((2, 2))
     for call in (
         lambda: Online(network, params, x, y, adam),
-        lambda: sweep_kernel(kernel, f0, goal, [adam]),
+        lambda: sweep_kernel(kernel, f0, target, [adam]),
     ):
         with pytest.raises(ValueError, match="must be gradient descent, with momentum or without"):
             call()

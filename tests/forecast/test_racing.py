@@ -63,25 +63,25 @@ def brute():
     return np.stack([curve_of(one, *problem()) for one in SETTINGS])
 
 
-def first(curve, goal):
-    there = np.flatnonzero(curve <= goal)
+def first(curve, target):
+    there = np.flatnonzero(curve <= target)
     return int(there[0]) if len(there) else math.inf
 
 
-@pytest.mark.parametrize("goal", [0.6, 0.2])
-def test_the_first_at_the_goal_is_the_first_of_the_whole_grid(brute, goal):
+@pytest.mark.parametrize("target", [0.6, 0.2])
+def test_the_first_at_the_target_is_the_first_of_the_whole_grid(brute, target):
     params, x, y = problem()
-    found = race(network, params, x, y, SETTINGS, target_loss=goal)
-    times = np.array([first(curve, goal) for curve in brute])
+    found = race(network, params, x, y, SETTINGS, target_loss=target)
+    times = np.array([first(curve, target) for curve in brute])
     best = found.best()
     assert found.times[best] == times.min() == times[best]
     assert found.trainings < len(SETTINGS) / 2
     same(found, brute)
     assert all(time in (-1, whole) for time, whole in zip(found.times, times, strict=True))
-    # The weights are those at the goal.
+    # The weights are those at the target.
     loss = float(LOSS.value(network(found.params, x), jax.nn.one_hot(y, 2)))
     assert loss == pytest.approx(found.losses[best][-1], rel=1e-12)
-    assert loss <= goal
+    assert loss <= target
 
 
 def test_rungs_leave_out_the_slow_ones_and_their_cost_is_counted():
@@ -100,18 +100,18 @@ def test_rungs_leave_out_the_slow_ones_and_their_cost_is_counted():
     assert found.trainings == pytest.approx((sum(expected) + looks / 3) / STEPS)
 
 
-def test_batches_are_the_same_for_all_and_looked_at_more_often_near_the_goal():
-    """From where a batch's own loss is at twice the goal, every 24 / (3 * 2) = 4 steps."""
+def test_batches_are_the_same_for_all_and_looked_at_more_often_near_the_target():
+    """From where a batch's own loss is at twice the target, every 24 / (3 * 2) = 4 steps."""
     params, x, y = problem()
     settings = grid(learning_rate=(0.1, 0.5, 1.0), batch_size=2, steps=20)
     key = jax.random.key(3)
     indices = batch_indices(key, 24, 2, 20)
     curves = [curve_of(one, params, x, y, indices) for one in settings]
-    goal = 0.999 * min(float(curve.min()) for curve in curves)  # near to all, and never reached
-    found = race(network, params, x, y, settings, target_loss=goal, key=key)
+    target = 0.999 * min(float(curve.min()) for curve in curves)  # near to all, and never reached
+    found = race(network, params, x, y, settings, target_loss=target, key=key)
     far = race(network, params, x, y, settings, target_loss=1e-9, key=key)
     for i in range(3):
-        assert far.at[i].tolist() == [0, *RUNGS.ends(20)]  # no batch comes near that goal
+        assert far.at[i].tolist() == [0, *RUNGS.ends(20)]  # no batch comes near that target
         assert {*far.at[i]} <= {*found.at[i]} <= {*range(0, 20, 4), *RUNGS.ends(20)}
         np.testing.assert_allclose(found.losses[i], curves[i][found.at[i]], rtol=1e-9)
         assert np.all(np.diff(found.at[i]) > 0)
@@ -119,9 +119,9 @@ def test_batches_are_the_same_for_all_and_looked_at_more_often_near_the_goal():
     assert found.ranking() == ()
     with pytest.raises(ValueError, match="no setting got to loss below"):
         found.best()
-    reached = race(network, params, x, y, settings, target_loss=1.2 * goal, key=key)
+    reached = race(network, params, x, y, settings, target_loss=1.2 * target, key=key)
     best = reached.best()
-    below = [t for t in reached.at[best] if curves[best][t] <= 1.2 * goal]
+    below = [t for t in reached.at[best] if curves[best][t] <= 1.2 * target]
     assert reached.times[best] == below[0] == reached.at[best][-1]
 
 
@@ -154,15 +154,15 @@ def test_one_that_begins_late_can_be_left_out():
     assert found.times[-1] == -1
 
 
-@pytest.mark.parametrize("goal", [0.4, None])
-def test_starts_race_as_one_grid_of_all_pairs(brute, goal):
+@pytest.mark.parametrize("target", [0.4, None])
+def test_starts_race_as_one_grid_of_all_pairs(brute, target):
     """All weights, and the last layer alone."""
     params, x, y = problem()
     starts = {
         "head": Candidate(network, params, {"in": False, "out": True}),
         "all": Candidate(network, params),
     }
-    found = race_starts(starts, x, y, SETTINGS, target_loss=goal)
+    found = race_starts(starts, x, y, SETTINGS, target_loss=target)
     last = lambda out, x: network(params | {"out": out}, x)  # noqa: E731
     head = np.stack([curve_of(one, params["out"], x, y, network=last) for one in SETTINGS])
     curves = np.concatenate([head, brute])
@@ -170,8 +170,8 @@ def test_starts_race_as_one_grid_of_all_pairs(brute, goal):
     assert found.settings == SETTINGS * 2
     same(found, curves)
     best = found.best()
-    times = [first(curve, goal or 0.0) for curve in curves]
-    assert best == (np.argmin(curves[:, -1]) if goal is None else np.argmin(times))
+    times = [first(curve, target or 0.0) for curve in curves]
+    assert best == (np.argmin(curves[:, -1]) if target is None else np.argmin(times))
     assert found.order[0] == found.starts[best]
     assert sorted(found.order) == ["all", "head"]
     assert f"use {found.starts[best]}, {found.settings[best]}: " in found.advice

@@ -128,7 +128,7 @@ def test_targets_are_as_sure_as_thresholds():
     assert low < found.steps[Target(0.3)] < high
 
 
-def test_starts_without_errors_have_no_goals_of_their_own():
+def test_starts_without_errors_have_no_targets_of_their_own():
     x = jnp.eye(2)
     with pytest.raises(ValueError, match="candidates begin with error 0"):
         compare(

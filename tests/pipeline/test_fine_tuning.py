@@ -81,16 +81,16 @@ def bounded(task, folder, **held):
 
 def test_steps_become_tokens_and_seconds(task, folder):
     found = bounded(task, folder)
-    half, never = found.goals[-2:]
+    half, never = found.targets[-2:]
     # 3 - t / 300 < 2.5 first at t = 151, with ± 0.1 at 121 and 181; 64 tokens and 0.5 s a step
     assert (half.step, half.earliest, half.latest) == (151, 121, 181)
     assert half.tokens == 151 * 64
     assert half.seconds == 75.5
     assert (never.step, never.earliest, never.tokens, never.seconds) == (-1, -1, None, None)
     assert "loss below 2.5: step 151 (121 to 181), 9,664 tokens, " in str(found)
-    assert found.goals[1].words == "10 % of the loss decrease left"
-    assert found.goals[1].step == 271
-    assert json.loads(json.dumps(found.to_json()))["goals"][-1]["step"] == -1
+    assert found.targets[1].words == "10 % of the loss decrease left"
+    assert found.targets[1].step == 271
+    assert json.loads(json.dumps(found.to_json()))["targets"][-1]["step"] == -1
 
 
 @pytest.mark.parametrize("reason", ["held too long", "seen again", "more weights"])
@@ -103,7 +103,7 @@ def test_a_warning_without_a_size_leaves_no_range(task, folder, reason):
         large = dataclasses.replace(task, weights=TEXT.measured + 1)
         found = dataclasses.replace(bounded(task, folder), task=large)
     assert found.warnings
-    assert {(one.earliest, one.latest) for one in found.goals} == {(None, None)}
+    assert {(one.earliest, one.latest) for one in found.targets} == {(None, None)}
     assert found.to_json()["loss_uncertainty"] is None
     assert "loss below 1: not reached, see warnings" in str(found)
     (axes, *_) = found.plot().axes

@@ -171,5 +171,5 @@ def test_a_race_of_settings():
         "rate 0.003, momentum 0.9", "rate 0.1, momentum 0.9", "adamw, rate 0.003",
         "adamw, rate 0.1",
     ]  # fmt: skip
-    assert found.goal is not None
-    assert found.goal.value == 0.5
+    assert found.target is not None
+    assert found.target.value == 0.5

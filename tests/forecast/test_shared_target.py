@@ -1,4 +1,4 @@
-"""One goal for all settings of a sweep, the race upwards in rate, and what it costs."""
+"""One target for all settings of a sweep, the race upwards in rate, and what it costs."""
 
 import dataclasses
 
@@ -9,7 +9,7 @@ import pytest
 from jaxttp import sweep
 from jaxttp.forecast import Descent, Problem, grid, sweep_kernel
 from jaxttp.forecast.cost import Price
-from jaxttp.forecast.sweep import shared_goal
+from jaxttp.forecast.sweep import shared_target
 from jaxttp.losses.rule import Target
 from jaxttp.ntk.estimators import Exact
 from tests.draws import normal, split
@@ -37,36 +37,36 @@ def plain():
     return sweep(linear, W, X, Y, SETTINGS, relinearize=0)
 
 
-def test_the_goal_is_a_fraction_of_the_best_drop_rounded_up():
+def test_the_target_is_a_fraction_of_the_best_drop_rounded_up():
     curves = np.array([[2.0, 1.5, 1.4], [2.0, 1.0, 0.2]])
-    assert shared_goal(curves, 0.1) == Target(0.38)  # 0.2 + 0.1 * 1.8 exactly
-    assert shared_goal(curves, 0.1034) == Target(0.39)  # 0.3861
-    assert shared_goal(1e-3 * curves, 0.1) == Target(0.00038)
-    assert shared_goal(curves / 2, 0.5, "error") == Target(0.55, "error")
-    assert shared_goal(curves[:, ::-1], 0.1) is None  # nothing falls
-    assert shared_goal(curves[:0], 0.1) is None
-    assert shared_goal(np.array([[1.0, np.nan]]), 0.1) is None
+    assert shared_target(curves, 0.1) == Target(0.38)  # 0.2 + 0.1 * 1.8 exactly
+    assert shared_target(curves, 0.1034) == Target(0.39)  # 0.3861
+    assert shared_target(1e-3 * curves, 0.1) == Target(0.00038)
+    assert shared_target(curves / 2, 0.5, "error") == Target(0.55, "error")
+    assert shared_target(curves[:, ::-1], 0.1) is None  # nothing falls
+    assert shared_target(curves[:0], 0.1) is None
+    assert shared_target(np.array([[1.0, np.nan]]), 0.1) is None
 
 
 def test_all_settings_are_measured_by_it(plain):
-    (goal,) = plain.targets
+    (target,) = plain.targets
     best = min(plain.final_loss[plain.stable])
     start = plain.loss[0, 0]
     exact = best + 0.1 * (start - best)
-    assert exact <= goal.value <= exact * 1.1  # two digits
-    assert plain.ranked_by == goal
+    assert exact <= target.value <= exact * 1.1  # two digits
+    assert plain.ranked_by == target
     assert plain.shared
-    expected = [first_at(c, goal.value) if ok else -1
+    expected = [first_at(c, target.value) if ok else -1
                 for c, ok in zip(plain.loss, plain.stable, strict=True)]  # fmt: skip
     assert plain.target_steps[:, 0].tolist() == expected
     assert plain.best() == min(
         (i for i, t in enumerate(expected) if t >= 0), key=lambda i: expected[i]
     )
-    assert "a goal that the sweep chose for all" in str(plain)
+    assert "a target that the sweep chose for all" in str(plain)
 
 
-def test_where_no_goal_is_for_all():
-    """Some rules have the same goals already."""
+def test_where_no_target_is_for_all():
+    """Some rules have the same targets already."""
     below = sweep(linear, W, X, Y, SETTINGS, relinearize=0, rule="absolute", thresholds=(0.5,))
     assert below.targets == ()
     given = sweep(linear, W, X, Y, SETTINGS, relinearize=0, target_loss=0.5)
@@ -75,17 +75,17 @@ def test_where_no_goal_is_for_all():
     assert hopeless.targets == ()
 
 
-def test_errors_have_a_goal_of_their_own():
+def test_errors_have_a_target_of_their_own():
     found = sweep(linear, W, X, Y, SETTINGS, relinearize=0, metric="error")
-    (goal,) = found.targets
-    assert goal.metric == "error"
-    assert found.times()[found.best()] == first_at(found.error[found.best()], goal.value)
+    (target,) = found.targets
+    assert target.metric == "error"
+    assert found.times()[found.best()] == first_at(found.error[found.best()], target.value)
 
 
 def test_a_linear_network_is_raced_to_its_true_winner(plain):
     """Its forecasts are exact, so the winner is that of the whole grid trained for real."""
     found = sweep(linear, W, X, Y, SETTINGS, relinearize=1)
-    goal, best = found.targets[0].value, found.best()
+    target, best = found.targets[0].value, found.best()
     targets, times = jnp.eye(2)[Y], []
     for one in SETTINGS:
         w, v, losses = np.asarray(W, np.float64), 0.0, []
@@ -96,7 +96,7 @@ def test_a_linear_network_is_raced_to_its_true_winner(plain):
             losses.append(-np.mean(np.sum(np.asarray(targets) * np.log(p), axis=1)))
             v = one.momentum * v - np.asarray(X).T @ (p - targets) / len(X)
             w = w + one.learning_rate * v
-        times.append(first_at(losses, goal))
+        times.append(first_at(losses, target))
     reached = [t for t, ok in zip(times, found.stable, strict=True) if ok and t >= 0]
     assert times[best] == min(reached)
     assert found.times()[best] == times[best]
