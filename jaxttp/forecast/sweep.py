@@ -401,8 +401,8 @@ def forecast_leaders(
     """The sweep with its leading settings forecast again along rebuilt kernels.
 
     Best first (`_next`), two to eight; of eight settings or fewer all stable ones. The default
-    budget bounds the rebuilt kernels. A `shared_target` is chosen again after each forecast. Settings
-    that are followed in weight space keep their forecast.
+    budget bounds the rebuilt kernels. A `shared_target` is chosen again after each forecast.
+    Settings that are followed in weight space keep their forecast.
 
     Args:
         screened: on the first kernel.

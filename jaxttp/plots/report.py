@@ -122,8 +122,8 @@ def report_html(result: TaskReport) -> str:
     filled = "" if forecast.run is None else " Filled marks are real."
     curves = f"Loss and error by step; the marks are the times of the table.{filled}"
     choice = (
-        f"Left: steps to {grid.target}; hatched settings diverge or do not get there. Line: largest "
-        "stable rate. Star: fewest steps. Right: final loss by cost, with the Pareto front."
+        f"Left: steps to {grid.target}; hatched settings diverge or do not get there. Line: "
+        "largest stable rate. Star: fewest steps. Right: final loss by cost, with the Pareto front."
     )
     slow = (
         "Left: eigenvalues of the kernel before training; modes of small ones are learned slowly. "
