@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxttp._core.checks import check_used
 from jaxttp._core.process import versions
-from jaxttp._core.results import RESULT, plain_numbers
+from jaxttp._core.results import RESULT, plain_number, plain_numbers
 from jaxttp._core.types import Progress, take
 from jaxttp.forecast import Prediction, predict_training_time
 from jaxttp.losses.rule import Target, target_label
@@ -114,7 +114,7 @@ class Forecast:
             "loss": plain_numbers(prediction.loss),
             "error": plain_numbers(prediction.error),
             "hyperparameters": {**prediction.hyperparameters, **settings},
-            "max_learning_rate": prediction.max_learning_rate,
+            "max_learning_rate": plain_number(prediction.max_learning_rate),
             "stable": prediction.stable,
             "warnings": prediction.warnings,
             "plan": prediction.plan,

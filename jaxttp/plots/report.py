@@ -4,6 +4,7 @@ import base64
 import datetime
 import html
 import io
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -196,7 +197,8 @@ def _first_numbers(result: TaskReport) -> dict[str, str]:
         never = "does not get there" if prediction.stable else "diverges"
         numbers["at this learning rate"] = never
     numbers["predicted loss at the end"] = f"{float(prediction.loss[-1]):.3g}"
-    numbers["largest stable learning rate"] = f"{prediction.max_learning_rate:.3g}"
+    if math.isfinite(prediction.max_learning_rate):
+        numbers["largest stable learning rate"] = f"{prediction.max_learning_rate:.3g}"
     return numbers
 
 
