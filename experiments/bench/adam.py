@@ -126,7 +126,7 @@ def table(rows: list[Row]) -> str:
                     f"{np.median([f[name] / m[name] for f, m in pairs]):.2g}"
                     for name in ("fraction", "cpu")
                 ]
-            lines.append(line(cells))
+            lines.append(line(cells + [""] * (11 - len(cells))))
     return "\n".join(lines)
 
 

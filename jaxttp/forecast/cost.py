@@ -239,7 +239,7 @@ def plan_forecast(
     problem = dynamics.view(problem)
     dynamics = suited(dynamics, problem)
     free = is_rebuilt(dynamics) and center_of(dynamics).rebuilds == "auto"
-    is_scaled = center_of(dynamics).is_scaled
+    is_scaled = _is_scaled(dynamics)
     rebuilds = range(MOST, 0 if is_scaled else -1, -1) if free else (None,)
     kernels = [kernel] if kernel is not None else _kernels(problem, descent, key)
     if kernel is None and is_scaled:
@@ -308,6 +308,12 @@ def is_rebuilt(dynamics: Dynamics) -> bool:
     return isinstance(center_of(dynamics), Relinearized)
 
 
+def _is_scaled(dynamics: Dynamics) -> bool:
+    """Whether kernels along the mean path are those of a preconditioned network."""
+    center = center_of(dynamics)
+    return center is not None and center.is_scaled
+
+
 def center_of(dynamics: Dynamics) -> Any:
     """The dynamics of the mean path."""
     return dynamics.centre if isinstance(dynamics, Noisy | Scaled) else dynamics
@@ -352,7 +358,7 @@ def _plan(
 
 def suited(dynamics: Dynamics, problem: Problem) -> Dynamics:
     """The dynamics without rebuilt kernels where a network is linear in its trained weights."""
-    rebuilds = is_rebuilt(dynamics) and not center_of(dynamics).is_scaled
+    rebuilds = is_rebuilt(dynamics) and not _is_scaled(dynamics)
     return _with_center(dynamics, Linear()) if rebuilds and problem.is_linear else dynamics
 
 

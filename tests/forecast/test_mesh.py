@@ -133,7 +133,7 @@ def test_the_kernel_that_keywords_name_lies_on_the_mesh(monkeypatch):
 def test_a_mesh_that_would_do_nothing_is_refused():
     common = {"mesh": four(), "steps": 8}
     for options in ({"dynamics": "weight_space", "learning_rate": 0.1},
-                    {"optimizer": optax.adam(0.1)}):  # fmt: skip
+                    {"optimizer": optax.lion(0.1)}):  # fmt: skip
         with pytest.raises(ValueError, match=r"mesh=.* does nothing here: dynamics='weight_space'"):
             predict_training_time(network, weights(), X, labels(X), **common, **options)
     with pytest.raises(ValueError, match=r"mesh=.* does nothing here: kernel is a value"):

@@ -154,7 +154,9 @@ class Linearizer:
         if x is not None:
             return self.estimator.cross(problem, params, x)
         chunks = None if self.progress is None else functools.partial(self.progress, "kernel")
-        return self.estimator.between(problem, params, problem.x, None, chunks)
+        kernel = self.estimator.between(problem, params, problem.x, None, chunks)
+        self.problem.check_gradients(kernel)
+        return kernel
 
     def _estimate(self, weights: Params) -> Estimate:
         self.kernels += 1
