@@ -140,28 +140,30 @@ def preconditioned_filter(optimizer: Any, params: Params, steps: int) -> Precond
         with jax.numpy_dtype_promotion("standard"), jax.enable_x64(True):
             like, decays = _representative(optimizer, params)
             found = _probe(optimizer, like, steps)
-            is_one = _deviation(found, like) < 1e-6
+            is_one = _deviation(found, like, optimizer) < 1e-6 and _remembers(
+                found, like, optimizer
+            )
     except (ValueError, TypeError, LookupError, AttributeError, ZeroDivisionError) as problem:
         raise ValueError(f"{REFUSAL} (The probe failed with: {problem})") from problem
     if not is_one:
         raise ValueError(REFUSAL)
-    return dataclasses.replace(
-        found, optimizer=same_program(optimizer, params), start=optimizer.init(params),
-        decays=found.decays if decays is None else decays,
-    )  # fmt: skip
+    if found.decays != (decays if len(found.decays) == len(decays) else (any(decays),)):
+        raise ValueError(REFUSAL)
+    program = same_program(optimizer, params)
+    start = optimizer.init(params)
+    return dataclasses.replace(found, optimizer=program, start=start, decays=decays)
 
 
-def _filled(params: Params, value: Any, length: int = 1) -> Params:
-    """Small weights with as many axes as these."""
-    return jax.tree.map(
-        lambda leaf: jnp.full((length,) * np.ndim(leaf), value, jnp.float64), params
-    )
+def _filled(params: Params, value: Any) -> Params:
+    """Weights of these shapes with one value."""
+    return jax.tree.map(lambda leaf: jnp.full(np.shape(leaf), value, jnp.float64), params)
 
 
-def _representative(optimizer: Any, params: Params) -> tuple[Params, tuple[bool, ...] | None]:
-    """One leaf that stands for all, and which of them decay; all of them where they differ.
+def _representative(optimizer: Any, params: Params) -> tuple[Params, tuple[bool, ...]]:
+    """The smallest leaf that stands for all, or small leaves; and which of all decay.
 
-    An optimizer of one leaf is compiled much faster than one of hundreds.
+    An optimizer of one leaf is compiled much faster than one of hundreds. Masks may look at shapes:
+    which weights decay is seen with all of them.
     """
 
     def respond(tree: Params) -> tuple[np.ndarray, np.ndarray]:
@@ -175,25 +177,30 @@ def _representative(optimizer: Any, params: Params) -> tuple[Params, tuple[bool,
             updates, state = optimizer.update(_filled(tree, size), state, zeros)
             rows.append([[float(u.reshape(-1)[0]) for u in jax.tree.leaves(some)]
                          for some in (updates, decayed)])  # fmt: skip
-        return np.array(rows)[:, 0], np.array(rows)[:, 1]
+        table = np.nan_to_num(np.array(rows))  # an epsilon of 0 makes 0 / 0 of no gradient
+        return table[:, 0], table[:, 1]
 
     updates, decayed = respond(params)
     decays = np.any(decayed != 0.0, axis=0)
-    leaf = int(np.argmax(decays))
-    one = {"weight": jax.tree.leaves(params)[leaf]}
+    leaves = jax.tree.leaves(params)
+    leaf = min(range(len(leaves)), key=lambda i: (not decays[i], np.size(leaves[i])))
+    one, small = (
+        {"weight": leaves[leaf]},
+        jax.tree.map(lambda a: np.zeros((2,) * np.ndim(a)), params),
+    )
+    flags = tuple(map(bool, decays))
     try:
         alone = np.concatenate(respond(one))
     except Exception:  # a mask that knows the names of all leaves
-        return params, None
+        return small, flags
     alike = not np.any(np.ptp(updates, axis=1))
     alike &= not np.any(decays) or not np.any(np.ptp(decayed[:, decays], axis=1))
-    if alike and np.array_equal(alone, np.concatenate([updates, decayed])[:, leaf, None]):
-        return one, tuple(map(bool, decays))
-    return params, None
+    is_one = alike and np.array_equal(alone, np.concatenate([updates, decayed])[:, leaf, None])
+    return (one if is_one else small), flags
 
 
 def _probe(optimizer: Any, params: Params, steps: int) -> PreconditionedFilter:
-    program = same_program(optimizer, params, _filled(params, 0.0), _filled(params, 0.0, 2))
+    program = same_program(optimizer, params)
     zeros, count = _filled(params, 0.0), len(jax.tree.leaves(params))
     start = optimizer.init(zeros)
 
@@ -230,8 +237,8 @@ def _matrices(found: PreconditionedFilter, start: Any, params: Params, steps: in
         state = found.without_filter(state, tuple(values))
         updates, after = optimizer.update(_filled(params, gradient), state, _filled(params, weight))
         rows = found.split(after, count)
-        kept = [row[0].reshape(()) for row, on in zip(rows, found.linear, strict=True) if on]
-        first = jnp.stack([leaf.reshape(()) for leaf in jax.tree.leaves(updates)])
+        kept = [row[0].reshape(-1)[0] for row, on in zip(rows, found.linear, strict=True) if on]
+        first = jnp.stack([leaf.reshape(-1)[0] for leaf in jax.tree.leaves(updates)])
         return first, jnp.stack([first[0], *kept])
 
     def step(state: Any, _: Any) -> tuple[Any, tuple]:
@@ -251,16 +258,28 @@ def _matrices(found: PreconditionedFilter, start: Any, params: Params, steps: in
     return jax.lax.scan(step, start, length=steps)[1]
 
 
-def _deviation(found: PreconditionedFilter, params: Params) -> float:
+def _remembers(found: PreconditionedFilter, like: Params, optimizer: Any) -> bool:
+    """Whether a diagonal that is not constant depends on more than the present gradient."""
+    if not all(found.linear):
+        return True
+    first, second = (
+        jax.tree.leaves(found.step(optimizer.init(like), _filled(like, s), like)[0])
+        for s in (1e-4, 1e4)
+    )
+    return all(np.allclose(a, b) for a, b in zip(first, second, strict=True))
+
+
+def _deviation(found: PreconditionedFilter, like: Params, optimizer: Any) -> float:
     """The largest relative difference between an optimizer's updates and those of the model."""
     steps, rng = min(64, len(found.decay)), np.random.default_rng(0)
-    like = _filled(params, 0.0, 2)
     draw = lambda: jax.tree.map(lambda a: jnp.asarray(rng.standard_normal(a.shape)), like)  # noqa: E731
     worst = 0.0
     for size in (1e-2, 1e2):
         gradients = [jax.tree.map(lambda g: size * g, draw()) for _ in range(steps)]  # noqa: B023
         stacked = jax.tree.map(lambda *rows: jnp.stack(rows), *gradients)
-        real, model = inlined(_both, found.optimizer)(found, draw(), stacked)
+        weights = draw()
+        state = optimizer.init(weights)  # of this one: equal programs may differ in their numbers
+        real, model = inlined(_both, found.optimizer)(found, weights, state, stacked)
         worst = max(worst, *(
             float(jnp.max(jnp.abs(a - b)) / jnp.maximum(jnp.max(jnp.abs(a)), 1e-300))
             for a, b in zip(jax.tree.leaves(real), jax.tree.leaves(model), strict=True)
@@ -269,7 +288,9 @@ def _deviation(found: PreconditionedFilter, params: Params) -> float:
 
 
 @jit
-def _both(found: PreconditionedFilter, weights: Params, gradients: Params) -> tuple[Params, Params]:
+def _both(
+    found: PreconditionedFilter, weights: Params, state: Any, gradients: Params
+) -> tuple[Params, Params]:
     """Updates by an optimizer and by the model, of the same gradients (T, ...)."""
     filtering = LinearRecurrence(jnp.asarray(found.matrices))
     decays = jax.tree.unflatten(jax.tree.structure(weights), found.decays)
@@ -288,7 +309,6 @@ def _both(found: PreconditionedFilter, weights: Params, gradients: Params) -> tu
         w = optax.apply_updates(w, updates)
         return (w, keep_dtypes(after, state), second, filtered), (updates, model)
 
-    state = found.optimizer.init(weights)
     flat = ravel_pytree(weights)[0]
     first = weights, state, state, filtering.init(flat)
     steps = len(jax.tree.leaves(gradients)[0])

@@ -30,6 +30,7 @@ REFUSED = {
     "clipping": optax.chain(optax.clip_by_global_norm(1.0), optax.adam(0.01)),
     "decay before the diagonal": optax.chain(optax.add_decayed_weights(0.1), optax.adam(0.01)),
     "momentum behind the diagonal": optax.rmsprop(0.01, momentum=0.9),
+    "signs": optax.sign_sgd(0.01),
 }
 
 
@@ -79,6 +80,33 @@ def test_filters_are_recognized_by_their_updates(problem, name):
 def test_other_optimizers_are_refused(problem, name):
     with pytest.raises(ValueError, match="not one linear filter behind a diagonal"):
         preconditioned_filter(REFUSED[name], problem.params, 20)
+
+
+def test_equal_programs_keep_their_own_numbers(problem):
+    """Rates that only the initial state holds: one compiled program, two filters."""
+    first, second = (
+        preconditioned_filter(optax.inject_hyperparams(optax.adamw)(rate), problem.params, 3)
+        for rate in (0.01, 0.02)
+    )
+    np.testing.assert_allclose(2 * first.scales, second.scales, rtol=1e-6)
+
+
+def test_masks_that_look_at_sizes_are_followed_or_refused(problem):
+    optimizer = optax.adamw(
+        0.01, weight_decay=1.0, mask=lambda w: jax.tree.map(lambda a: a.size > 40, w)
+    )
+    try:
+        path = forecast(problem, optimizer, 4, (1, 2, 3, 4))
+    except ValueError:
+        return
+    np.testing.assert_allclose(path.train, truth(problem, optimizer, 4), atol=1e-7)
+
+
+def test_a_first_rate_that_is_too_large_ends(problem):
+    """After a step at rate zero the sign step is taken whatever its error."""
+    optimizer = optax.adam(lambda count: jnp.where(count == 0, 0.0, 3.0))
+    path = forecast(problem, optimizer, 6, "auto", tolerance=0.01)
+    assert path.ends[0] == 2
 
 
 def test_the_filter_of_adam_by_hand(problem):

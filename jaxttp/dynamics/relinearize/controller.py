@@ -129,12 +129,13 @@ class Controller:
             length = max(target, least)
         end = int(np.searchsorted(path, length, side="right")) - 1  # the last not beyond it
         end = min(max(end, start + 1), latest)
-        if self.sign_step is not None and start < self.sign_step:
-            end = self.sign_step
+        is_first = self.sign_step is not None and start < self.sign_step
+        if is_first:
+            end = int(self.sign_step or 0)
         is_last = kernels >= self.budget  # the horizon has to be reached, with any error
         if is_last:
             end = self.steps
-        is_shortest = is_last or end <= start + 1 or bool(path[end] <= least)
+        is_shortest = is_first or is_last or end <= start + 1 or bool(path[end] <= least)
         limit = np.inf
         if self.tolerance is not None and not is_shortest:
             limit = CONTROLS.reject * float(self.tolerance)

@@ -68,7 +68,8 @@ class Relinearized(Dynamics):
             tolerance = self.accuracy * min(1.0, 300 / descent.steps)
         trajectory = relinearized_recursion(
             problem.network, problem.weights, problem.x, problem.targets, loss=problem.loss,
-            steps=descent.steps, optimizer=self.optimizer_of(descent), **descent.batches,
+            steps=descent.steps, optimizer=self.optimizer_of(descent, problem.weights),
+            **descent.batches,
             tolerance=tolerance, max_rebuilds=self.most, rebuilds=self.rebuilds,
             x_test=problem.x_test, **self.kernel_functions(linearizer),
             progress=lambda done, total: linearizer.report("kernels", done, total),
@@ -82,7 +83,7 @@ class Relinearized(Dynamics):
             auxiliary=trajectory,
         )  # fmt: skip
 
-    def optimizer_of(self, descent: Descent) -> Any:
+    def optimizer_of(self, descent: Descent, weights: Params) -> Any:
         """The optimizer, for `relinearized_recursion`."""
         return descent.optimizer
 
@@ -128,12 +129,15 @@ class Preconditioned(Relinearized):
 
     def check(self, descent: Descent, weights: Params, loss: Loss) -> None:
         """See `Dynamics`: the optimizer is one linear filter behind a diagonal."""
-        if self.optimizer is None:
-            preconditioned_filter(descent.optimizer, weights, descent.steps)
+        if descent.is_plain:
+            raise ValueError("Preconditioned follows an optimizer; use Relinearized for a rate.")
+        self.optimizer_of(descent, weights)
 
-    def optimizer_of(self, descent: Descent) -> Any:
+    def optimizer_of(self, descent: Descent, weights: Params) -> Any:
         """See `Relinearized`."""
-        return descent.optimizer if self.optimizer is None else self.optimizer
+        if self.optimizer is not None:
+            return self.optimizer
+        return preconditioned_filter(descent.optimizer, weights, descent.steps)
 
     def kernel_functions(self, linearizer: Linearizer) -> dict[str, Any]:
         """See `Relinearized`."""
