@@ -39,6 +39,10 @@ REFUSAL = (
     "accumulated steps are not), so its path cannot be followed by kernels. Simulate the "
     "linearized network in weight space instead (dynamics='weight_space')."
 )
+TINY = 1e-18
+"""A gradient whose square is a float32."""
+LARGE = 4096
+"""Numbers of a leaf that is probed in its own shape, at most."""
 SMALL = 1e-6
 """Gradients that probe a filter: their squares leave the diagonal as it is."""
 
@@ -101,15 +105,20 @@ class PreconditionedFilter(eqx.Module):
             squares: of the gradients.
             weights: that are stepped.
         """
-        sizes = jax.tree.map(jnp.sqrt, squares)
+        sizes = jax.tree.map(lambda s: jnp.maximum(jnp.sqrt(s), TINY), squares)
         leaves, treedef = jax.tree.flatten(weights)
         # Without the weights that decay: rounding would be all of a response to a tiny gradient.
         still = [jnp.zeros_like(w) if on else w for w, on in zip(leaves, self.decays, strict=True)]
         still = jax.tree.unflatten(treedef, still)
         updates, after = self.optimizer.update(sizes, self.without_filter(state), still)
-        response = jax.tree.map(
-            lambda u, s: jnp.where(s > 0, -u / jnp.where(s > 0, s, 1.0), 0.0), updates, sizes
-        )
+
+        def bounded(update: Array, size: Array) -> Array:
+            """A weight without a gradient moves by momentum, unless it never had a gradient."""
+            response, has_gradient = -update / size, size > TINY
+            most = jnp.max(jnp.where(has_gradient, jnp.abs(response), 0.0), initial=0.0)
+            return jnp.where(has_gradient | (jnp.abs(response) <= most), response, 0.0)
+
+        response = jax.tree.map(bounded, updates, sizes)
         return response, keep_dtypes(after, state)
 
 
@@ -184,10 +193,9 @@ def _representative(optimizer: Any, params: Params) -> tuple[Params, tuple[bool,
     decays = np.any(decayed != 0.0, axis=0)
     leaves = jax.tree.leaves(params)
     leaf = min(range(len(leaves)), key=lambda i: (not decays[i], np.size(leaves[i])))
-    one, small = (
-        {"weight": leaves[leaf]},
-        jax.tree.map(lambda a: np.zeros((2,) * np.ndim(a)), params),
-    )
+    small = jax.tree.map(lambda a: np.zeros((2,) * np.ndim(a)), params)
+    sized = leaves if np.size(leaves[leaf]) <= LARGE else jax.tree.leaves(small)
+    one = {"weight": sized[leaf]}
     flags = tuple(map(bool, decays))
     try:
         alone = np.concatenate(respond(one))

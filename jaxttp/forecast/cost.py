@@ -68,13 +68,13 @@ class Price:
             samples: number of training samples; those of the problem when None.
             is_scaled: whether kernels are those of a preconditioned network.
         """
-        n = problem.f0.shape[0]
+        n, of_kernel = problem.f0.shape[0], problem.scaled if is_scaled else problem
         step = STEP * plan_of(problem.whole or problem).forward
         return cls(
             training=step * (descent.batch_size or samples or n) * descent.steps,
-            kernel=kernel.operations(problem.scaled if is_scaled else problem),
+            kernel=kernel.operations(of_kernel),
             whole_pass=step * n,
-            product=kernel.product(problem),
+            product=kernel.product(of_kernel),
         )
 
     def forecast(self, kernels: int, passes: float, products: int) -> float:

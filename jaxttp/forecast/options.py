@@ -283,7 +283,8 @@ def check_processes(x: Any, kernel: KernelEstimator) -> None:
 
 def check_level(level: float | None, dynamics: Dynamics, kernel: KernelEstimator) -> float:
     """The fraction that bands hold, where there are bands."""
-    sketched = isinstance(kernel, Sketched) and kernel.sketch_dim > 1 and dynamics.kernels
+    sketched = isinstance(kernel, Sketched) and kernel.sketch_dim > 1
+    sketched = sketched and dynamics.kernels and not dynamics.is_scaled
     hint = (
         "it is the fraction that bands hold: those of dynamics='sde' and, unless in weight space, "
         "of a sketch_dim above 1"

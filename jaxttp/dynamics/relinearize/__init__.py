@@ -177,7 +177,7 @@ def relinearized_recursion(  # noqa: PLR0913
         None if part == 0 else jax.tree.map(lambda w, s=part: (s * w).astype(w.dtype), params)
         for part in fractions
     ]
-    squares = _mean_squares(apply_fn, pull, x, targets, loss, batch_size)
+    squares = _mean_squares(apply_fn, pull, x, targets, loss, batch_size, protocol)
     scaling = None
     if scaled is not None:
         scaling = first_scaling(scaled, params, squares(params, f0))
@@ -217,20 +217,29 @@ def _scaled(optimizer: Any, params: Params, steps: int) -> PreconditionedFilter 
 
 
 def _mean_squares(
-    apply_fn: ApplyFn, pull: Any, x: Any, targets: Array, loss: Loss, batch_size: int | None
+    apply_fn: ApplyFn,
+    pull: Any,
+    x: Any,
+    targets: Array,
+    loss: Loss,
+    batch_size: int | None,
+    protocol: str = "epochs",
 ) -> Callable[[Params, Array], Params]:
     """(weights, outputs) -> the mean squares of the gradients of batches.
 
-    They are g^2 + (N - B) / (N - 1) / B times the variance of the samples' gradients.
+    They are g^2 + (N - B) / (N - 1) / B times the variance of the samples' gradients, with
+    replacement g^2 + 1 / B times.
     """
     squared, n = squared_gradients(apply_fn), len(targets)
 
     def mean_squares(weights: Params, f: Array) -> Params:
         residual = loss.gradient(f, targets)
         squares = jax.tree.map(jnp.square, pull(weights, x, residual / n))
-        if batch_size is None or batch_size >= n:
+        if batch_size is None:
             return squares
-        part = (n - batch_size) / (n - 1) / batch_size
+        part = 1 / batch_size
+        if protocol != "replacement":
+            part *= (n - batch_size) / max(n - 1, 1)
         samples = squared(weights, x, residual)
         return jax.tree.map(lambda g, s: g + part * (s / n - g), squares, samples)
 

@@ -132,7 +132,9 @@ class Controller:
         is_first = self.sign_step is not None and start < self.sign_step
         if is_first:
             end = int(self.sign_step or 0)
-        is_last = kernels >= self.budget  # the horizon has to be reached, with any error
+        is_last = (
+            kernels >= self.budget and not is_first
+        )  # the horizon has to be reached, with any error
         if is_last:
             end = self.steps
         is_shortest = is_first or is_last or end <= start + 1 or bool(path[end] <= least)

@@ -444,7 +444,8 @@ def step(setup: Setup, state: State, ahead: Prediction, end: int, limit: float) 
     if not error <= limit:
         return Step(Outcome.REJECTED, error)
     # A path that comes back below the edge keeps its damped segments; otherwise they are dropped.
-    if sharpness > 1 and end == setup.steps:
+    # Behind a diagonal the edge is where training stays, and no earlier kernel serves longer.
+    if sharpness > 1 and end == setup.steps and setup.preconditioner is None:
         return Step(Outcome.FROZEN, error, sharpness=sharpness)
     arrival = _correct(setup, state, segment, motion, corrected)
     return Step(Outcome.ACCEPTED, error, segment, arrival, sharpness)
