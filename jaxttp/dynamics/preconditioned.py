@@ -39,8 +39,6 @@ REFUSAL = (
     "accumulated steps are not), so its path cannot be followed by kernels. Simulate the "
     "linearized network in weight space instead (dynamics='weight_space')."
 )
-TINY = 1e-18
-"""A gradient whose square is a float32."""
 LARGE = 4096
 """Numbers of a leaf that is probed in its own shape, at most."""
 SMALL = 1e-6
@@ -105,20 +103,17 @@ class PreconditionedFilter(eqx.Module):
             squares: of the gradients.
             weights: that are stepped.
         """
-        sizes = jax.tree.map(lambda s: jnp.maximum(jnp.sqrt(s), TINY), squares)
+        sizes = jax.tree.map(jnp.sqrt, squares)
         leaves, treedef = jax.tree.flatten(weights)
         # Without the weights that decay: rounding would be all of a response to a tiny gradient.
         still = [jnp.zeros_like(w) if on else w for w, on in zip(leaves, self.decays, strict=True)]
         still = jax.tree.unflatten(treedef, still)
         updates, after = self.optimizer.update(sizes, self.without_filter(state), still)
-
-        def bounded(update: Array, size: Array) -> Array:
-            """A weight without a gradient moves by momentum, unless it never had a gradient."""
-            response, has_gradient = -update / size, size > TINY
-            most = jnp.max(jnp.where(has_gradient, jnp.abs(response), 0.0), initial=0.0)
-            return jnp.where(has_gradient | (jnp.abs(response) <= most), response, 0.0)
-
-        response = jax.tree.map(bounded, updates, sizes)
+        # A weight without any gradient does not move. One that had gradients before is held, too:
+        # its history is tiny as a rule, and the diagonal of such weights makes paths diverge.
+        response = jax.tree.map(
+            lambda u, s: jnp.where(s > 0, -u / jnp.where(s > 0, s, 1.0), 0.0), updates, sizes
+        )
         return response, keep_dtypes(after, state)
 
 
