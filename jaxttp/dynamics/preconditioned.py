@@ -70,10 +70,19 @@ class PreconditionedFilter(eqx.Module):
         """The filter's response to a gradient in its own step (T,)."""
         return self.matrices[:, 0, 0]
 
-    def decaying(self, weights: Params) -> Params:
-        """The weights that decay; zero for the others."""
+    @property
+    def divisors(self) -> Array:
+        """`scales`, with 1 where a step does not move the weights (T,)."""
+        scales = jnp.asarray(self.matrices)[:, 0, 0]
+        return jnp.where(scales == 0, 1.0, scales)
+
+    def select(self, weights: Params, *, decaying: bool) -> Params:
+        """The weights that decay, or those that do not; zero for the others."""
         leaves, treedef = jax.tree.flatten(weights)
-        kept = [w if on else jnp.zeros_like(w) for w, on in zip(leaves, self.decays, strict=True)]
+        kept = [
+            w if decays == decaying else jnp.zeros_like(w)
+            for w, decays in zip(leaves, self.decays, strict=True)
+        ]
         return jax.tree.unflatten(treedef, kept)
 
     def split(self, state: Any, size: int) -> list[list[Array]]:
@@ -104,10 +113,8 @@ class PreconditionedFilter(eqx.Module):
             weights: that are stepped.
         """
         sizes = jax.tree.map(jnp.sqrt, squares)
-        leaves, treedef = jax.tree.flatten(weights)
         # Without the weights that decay: rounding would be all of a response to a tiny gradient.
-        still = [jnp.zeros_like(w) if on else w for w, on in zip(leaves, self.decays, strict=True)]
-        still = jax.tree.unflatten(treedef, still)
+        still = self.select(weights, decaying=False)
         updates, after = self.optimizer.update(sizes, self.without_filter(state), still)
         # A weight without any gradient does not move. One that had gradients before is held, too:
         # its history is tiny as a rule, and the diagonal of such weights makes paths diverge.
@@ -143,19 +150,21 @@ def preconditioned_filter(optimizer: Any, params: Params, steps: int) -> Precond
     try:
         with jax.numpy_dtype_promotion("standard"), jax.enable_x64(True):
             like, decays = _representative(optimizer, params)
-            found = _probe(optimizer, like, steps)
-            is_one = _deviation(found, like, optimizer) < 1e-6 and _remembers(
-                found, like, optimizer
+            preconditioner = _probe(optimizer, like, steps)
+            is_one = _deviation(preconditioner, like, optimizer) < 1e-6 and _remembers(
+                preconditioner, like, optimizer
             )
     except (ValueError, TypeError, LookupError, AttributeError, ZeroDivisionError) as problem:
         raise ValueError(f"{REFUSAL} (The probe failed with: {problem})") from problem
     if not is_one:
         raise ValueError(REFUSAL)
-    if found.decays != (decays if len(found.decays) == len(decays) else (any(decays),)):
+    if preconditioner.decays != (
+        decays if len(preconditioner.decays) == len(decays) else (any(decays),)
+    ):
         raise ValueError(REFUSAL)
     program = same_program(optimizer, params)
     start = optimizer.init(params)
-    return dataclasses.replace(found, optimizer=program, start=start, decays=decays)
+    return dataclasses.replace(preconditioner, optimizer=program, start=start, decays=decays)
 
 
 def _filled(params: Params, value: Any) -> Params:
@@ -219,8 +228,8 @@ def _probe(optimizer: Any, params: Params, steps: int) -> PreconditionedFilter:
         for first, once, three in zip(before, accumulators(1.0), accumulators(3.0), strict=True)
     )
     none = np.zeros((steps, 1, 1))
-    found = PreconditionedFilter(program, none, none[:, 0, 0], (False,) * count, linear)
-    matrices, decay = inlined(_matrices, program)(found, start, params, steps)
+    preconditioner = PreconditionedFilter(program, none, none[:, 0, 0], (False,) * count, linear)
+    matrices, decay = inlined(_matrices, program)(preconditioner, start, params, steps)
     decay = np.asarray(decay)
     decays = tuple(bool(np.any(decay[:, leaf])) for leaf in range(count))
     most = np.max(decay, axis=1)
@@ -230,17 +239,21 @@ def _probe(optimizer: Any, params: Params, steps: int) -> PreconditionedFilter:
 
 
 @functools.partial(jit, static_argnums=3)
-def _matrices(found: PreconditionedFilter, start: Any, params: Params, steps: int) -> tuple:
+def _matrices(
+    preconditioner: PreconditionedFilter, start: Any, params: Params, steps: int
+) -> tuple:
     """The filter's matrices (T, k + 1, k + 1), and how weights decay (T, leaves)."""
-    optimizer, k = found.optimizer, sum(found.linear)
+    optimizer, k = preconditioner.optimizer, sum(preconditioner.linear)
     zeros, ones = _filled(params, 0.0), _filled(params, 1.0)
     count = len(jax.tree.leaves(params))
 
     def respond(state: Any, gradient: Any, values: Any, weight: Any) -> tuple[Array, Array]:
-        state = found.without_filter(state, tuple(values))
+        state = preconditioner.without_filter(state, tuple(values))
         updates, after = optimizer.update(_filled(params, gradient), state, _filled(params, weight))
-        rows = found.split(after, count)
-        kept = [row[0].reshape(-1)[0] for row, on in zip(rows, found.linear, strict=True) if on]
+        rows = preconditioner.split(after, count)
+        kept = [
+            row[0].reshape(-1)[0] for row, on in zip(rows, preconditioner.linear, strict=True) if on
+        ]
         first = jnp.stack([leaf.reshape(-1)[0] for leaf in jax.tree.leaves(updates)])
         return first, jnp.stack([first[0], *kept])
 
@@ -261,20 +274,20 @@ def _matrices(found: PreconditionedFilter, start: Any, params: Params, steps: in
     return jax.lax.scan(step, start, length=steps)[1]
 
 
-def _remembers(found: PreconditionedFilter, like: Params, optimizer: Any) -> bool:
+def _remembers(preconditioner: PreconditionedFilter, like: Params, optimizer: Any) -> bool:
     """Whether a diagonal that is not constant depends on more than the present gradient."""
-    if not all(found.linear):
+    if not all(preconditioner.linear):
         return True
     first, second = (
-        jax.tree.leaves(found.step(optimizer.init(like), _filled(like, s), like)[0])
+        jax.tree.leaves(preconditioner.step(optimizer.init(like), _filled(like, s), like)[0])
         for s in (1e-4, 1e4)
     )
     return all(np.allclose(a, b) for a, b in zip(first, second, strict=True))
 
 
-def _deviation(found: PreconditionedFilter, like: Params, optimizer: Any) -> float:
+def _deviation(preconditioner: PreconditionedFilter, like: Params, optimizer: Any) -> float:
     """The largest relative difference between an optimizer's updates and those of the model."""
-    steps, rng = min(64, len(found.decay)), np.random.default_rng(0)
+    steps, rng = min(64, len(preconditioner.decay)), np.random.default_rng(0)
     draw = lambda: jax.tree.map(lambda a: jnp.asarray(rng.standard_normal(a.shape)), like)  # noqa: E731
     worst = 0.0
     for size in (1e-2, 1e2):
@@ -282,7 +295,9 @@ def _deviation(found: PreconditionedFilter, like: Params, optimizer: Any) -> flo
         stacked = jax.tree.map(lambda *rows: jnp.stack(rows), *gradients)
         weights = draw()
         state = optimizer.init(weights)  # of this one: equal programs may differ in their numbers
-        real, model = inlined(_both, found.optimizer)(found, weights, state, stacked)
+        real, model = inlined(_both, preconditioner.optimizer)(
+            preconditioner, weights, state, stacked
+        )
         worst = max(worst, *(
             float(jnp.max(jnp.abs(a - b)) / jnp.maximum(jnp.max(jnp.abs(a)), 1e-300))
             for a, b in zip(jax.tree.leaves(real), jax.tree.leaves(model), strict=True)
@@ -292,17 +307,17 @@ def _deviation(found: PreconditionedFilter, like: Params, optimizer: Any) -> flo
 
 @jit
 def _both(
-    found: PreconditionedFilter, weights: Params, state: Any, gradients: Params
+    preconditioner: PreconditionedFilter, weights: Params, state: Any, gradients: Params
 ) -> tuple[Params, Params]:
     """Updates by an optimizer and by the model, of the same gradients (T, ...)."""
-    filtering = LinearRecurrence(jnp.asarray(found.matrices))
-    decays = jax.tree.unflatten(jax.tree.structure(weights), found.decays)
+    filtering = LinearRecurrence(jnp.asarray(preconditioner.matrices))
+    decays = jax.tree.unflatten(jax.tree.structure(weights), preconditioner.decays)
 
     def step(carry: tuple, inputs: tuple) -> tuple[tuple, tuple]:
         w, state, second, filtered = carry
         gradient, decay, scale = inputs
-        updates, after = found.optimizer.update(gradient, state, w)
-        response, second = found.step(second, jax.tree.map(jnp.square, gradient), w)
+        updates, after = preconditioner.optimizer.update(gradient, state, w)
+        response, second = preconditioner.step(second, jax.tree.map(jnp.square, gradient), w)
         flat, unravel = ravel_pytree(gradient)
         moved, filtered = filtering.update(flat, filtered)
         model = jax.tree.map(
@@ -315,9 +330,7 @@ def _both(
     flat = ravel_pytree(weights)[0]
     first = weights, state, state, filtering.init(flat)
     steps = len(jax.tree.leaves(gradients)[0])
-    scales = jnp.asarray(found.matrices)[:steps, 0, 0]
-    scales = jnp.where(scales == 0, 1.0, scales)
-    inputs = gradients, jnp.asarray(found.decay)[:steps], scales
+    inputs = gradients, jnp.asarray(preconditioner.decay)[:steps], preconditioner.divisors[:steps]
     return jax.lax.scan(step, first, inputs)[1]
 
 
@@ -338,22 +351,26 @@ class Scaling(NamedTuple):
     state: Any
 
 
-def first_scaling(found: PreconditionedFilter, weights: Params, squares: Params) -> Scaling:
+def first_scaling(
+    preconditioner: PreconditionedFilter, weights: Params, squares: Params
+) -> Scaling:
     """The diagonal of the first step that moves the weights.
 
     Args:
-        found: the optimizer.
+        preconditioner: the optimizer.
         weights: before training.
         squares: of the gradients there.
     """
-    first = int(np.argmax(found.scales != 0.0))
-    constant = np.ones(len(found.scales))
-    _, diagonal = _advance(found, found.start, squares, squares, weights, constant, 0, first)
-    return Scaling(diagonal, squares, found.start)
+    first = int(np.argmax(preconditioner.scales != 0.0))
+    constant = np.ones(len(preconditioner.scales))
+    _, diagonal = _advance(
+        preconditioner, preconditioner.start, squares, squares, weights, constant, 0, first
+    )
+    return Scaling(diagonal, squares, preconditioner.start)
 
 
 def next_scaling(
-    found: PreconditionedFilter,
+    preconditioner: PreconditionedFilter,
     scaling: Scaling,
     weights: Params,
     squares: Params,
@@ -364,7 +381,7 @@ def next_scaling(
     """The diagonal at the end of a segment.
 
     Args:
-        found: the optimizer.
+        preconditioner: the optimizer.
         scaling: at the segment's start.
         weights: at its end.
         squares: of the gradients there.
@@ -372,21 +389,23 @@ def next_scaling(
         start: the segment's first step.
         end: its last.
     """
-    stop = min(end, len(found.scales) - 1)
+    stop = min(end, len(preconditioner.scales) - 1)
     near, state = scaling.squares, scaling.state
-    state, diagonal = _advance(found, state, near, squares, weights, fractions, start, stop)
-    if found.scales[stop] == 0.0:
+    state, diagonal = _advance(
+        preconditioner, state, near, squares, weights, fractions, start, stop
+    )
+    if preconditioner.scales[stop] == 0.0:
         diagonal = scaling.diagonal
     return Scaling(diagonal, squares, state)
 
 
-def _advance(found: PreconditionedFilter, *arguments: Any) -> tuple[Any, Params]:
-    return inlined(_advance_jit, found.optimizer)(found, *arguments)
+def _advance(preconditioner: PreconditionedFilter, *arguments: Any) -> tuple[Any, Params]:
+    return inlined(_advance_jit, preconditioner.optimizer)(preconditioner, *arguments)
 
 
 @jit
 def _advance_jit(
-    found: PreconditionedFilter,
+    preconditioner: PreconditionedFilter,
     state: Any,
     near: Params,
     far: Params,
@@ -400,12 +419,11 @@ def _advance_jit(
     def step(t: Any, state: Any) -> Any:
         part = fractions[t]
         squares = jax.tree.map(lambda a, b: (part * a + (1 - part) * b).astype(a.dtype), near, far)
-        return found.step(state, squares, weights)[1]
+        return preconditioner.step(state, squares, weights)[1]
 
     state = jax.lax.fori_loop(start, stop, step, state)
-    response, _ = found.step(state, far, weights)
-    scale = jnp.asarray(found.matrices)[stop, 0, 0]
-    scale = jnp.where(scale == 0, 1.0, scale)
+    response, _ = preconditioner.step(state, far, weights)
+    scale = preconditioner.divisors[stop]
     return state, jax.tree.map(lambda q: (q / scale).astype(q.dtype), response)
 
 

@@ -231,15 +231,15 @@ def _mean_squares(
     replacement g^2 + 1 / B times.
     """
     squared, n = squared_gradients(apply_fn), len(targets)
+    part = 0.0 if batch_size is None else 1 / batch_size
+    if batch_size is not None and protocol != "replacement":
+        part *= (n - batch_size) / max(n - 1, 1)
 
     def mean_squares(weights: Params, f: Array) -> Params:
         residual = loss.gradient(f, targets)
         squares = jax.tree.map(jnp.square, pull(weights, x, residual / n))
-        if batch_size is None:
+        if part == 0:
             return squares
-        part = 1 / batch_size
-        if protocol != "replacement":
-            part *= (n - batch_size) / max(n - 1, 1)
         samples = squared(weights, x, residual)
         return jax.tree.map(lambda g, s: g + part * (s / n - g), squares, samples)
 

@@ -148,7 +148,7 @@ class Controller:
         if self.tolerance is None:
             return self
         if self.sign_step is not None and is_taken and error == 0.0:
-            # A single step has no correction, and says nothing of the next one.
+            # A single step has no correction: its error of 0 is no measure of the next segment.
             length = 2 * proposal.covered if self.length is None else self.length
             return dataclasses.replace(self, length=length, latest=None)
         ratio = CONTROLS.safety * (self.tolerance / max(error, 1e-30)) ** 0.5

@@ -267,7 +267,7 @@ def _carried(setup: Setup, state: State, far: Scaling | None = None) -> list[Par
     scaled = [None if m is None else scale(diagonal, m) for m in velocities]
     none: list[Params | None] = [None] * len(velocities)
     if weights is not None:
-        weights = setup.preconditioner.decaying(weights)
+        weights = setup.preconditioner.select(weights, decaying=True)
     return [weights, *(scaled + none if far is None else none + scaled)]
 
 
@@ -316,15 +316,12 @@ def new_weights(
     diagonals = [*state.diagonals, *([] if far is None else [far.diagonal])]
     row = np.asarray(row)
     duals, weights = np.split(row, [len(points) * state.outputs.size])
-    duals = duals.reshape(-1, *state.outputs.shape)
-    setup.costs.products += len(points)
-    decaying = setup.preconditioner.decaying(state.weights)
+    duals, k = duals.reshape(len(points), -1), len(state.velocities)
+    decaying = setup.preconditioner.select(state.weights, decaying=True)
     total = add_scaled(state.weights, weights[0] - np.ones((), row.dtype), decaying)
-    k = len(state.velocities)
     for i, (point, dual, diagonal) in enumerate(zip(points, duals, diagonals, strict=True)):
-        part = setup.pull(point, setup.x, jax.device_put(dual))
-        for weight, vector in zip(weights[1 + i * k :], state.velocities, strict=False):
-            part = part if vector is None else add_scaled(part, weight, vector)
+        own = np.concatenate([dual, np.zeros(1, row.dtype), weights[1 + i * k :][:k]])
+        part = combine(setup, state, [point], own)
         total = add_scaled(total, np.ones((), row.dtype), scale(diagonal, part))
     return total
 
