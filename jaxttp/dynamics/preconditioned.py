@@ -4,14 +4,15 @@ The update of every weight is
 
     u_t = -q_t sum_{s <= t} k[t, s] g_s - d_t w_t,    q_t a function of the weight's past g_s^2,
 
-with one filter k for all weights, as in Adam, AdamW, NAdam, AMSGrad, RMSProp and Adagrad.
-`preconditioned_filter` recognizes them by their updates of given gradients, not by name, and reads
-off the filter. The optimizer itself computes the diagonal, from squared gradients.
+with one filter k for all weights, as in Adam, AdamW, NAdam, AMSGrad, RMSProp and Adagrad; and the
+same after gradients are clipped by their global norm. `preconditioned_filter` recognizes them by
+their updates of given gradients, not by name, and reads off the filter. The optimizer itself
+computes the diagonal, from squared gradients.
 """
 
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -19,11 +20,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from jaxttp._core.compile import jit
 from jaxttp._core.types import Params
-from jaxttp.dynamics._kernels import image_size
 from jaxttp.dynamics.optimizers import (
     LinearRecurrence,
     Optimizer,
@@ -32,11 +32,10 @@ from jaxttp.dynamics.optimizers import (
     same_program,
     slots,
 )
-from jaxttp.dynamics.recursion import Motion
 
 REFUSAL = (
-    "optimizer is not one linear filter behind a diagonal of past gradients (clipping, sign and "
-    "accumulated steps are not), so its path cannot be followed by kernels. Simulate the "
+    "optimizer is not one linear filter behind a diagonal of past gradients (clipping by value, sign "
+    "and accumulated steps are not), so its path cannot be followed by kernels. Simulate the "
     "linearized network in weight space instead (dynamics='weight_space')."
 )
 LARGE = 4096
@@ -51,11 +50,13 @@ class PreconditionedFilter(eqx.Module):
     Attributes:
         optimizer: the optimizer.
         matrices: of its filter (T, k + 1, k + 1), see `LinearRecurrence`, in float64. Their scale
-            is that of a diagonal which is 1 where all past gradients are 1.
+            is that of a diagonal which is 1 where all past gradients are `unit`.
         decay: d (T,), of the weights that decay.
         decays: for every leaf of the parameters whether it decays.
         linear: for every accumulator of the optimizer whether it is linear in the gradients.
         start: the optimizer's state before the first step.
+        max_norm: the global norm that gradients are clipped to; infinite for none.
+        unit: a size of gradients, 1 where they are not clipped.
     """
 
     optimizer: Optimizer
@@ -64,6 +65,13 @@ class PreconditionedFilter(eqx.Module):
     decays: tuple[bool, ...] = eqx.field(static=True)
     linear: tuple[bool, ...] = eqx.field(static=True)
     start: Any = None
+    max_norm: float = np.inf
+    unit: float = 1.0
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether the diagonal is 1: a linear filter of clipped gradients."""
+        return all(self.linear)
 
     @property
     def scales(self) -> np.ndarray:
@@ -104,6 +112,17 @@ class PreconditionedFilter(eqx.Module):
 
         return optax.tree_utils.tree_map_params(self.optimizer, put, state)
 
+    def clipped(self, gradient: Params) -> Params:
+        """A gradient with a global norm of `max_norm` at most."""
+        norm = jnp.sqrt(jnp.asarray(sum(jnp.vdot(g, g) for g in jax.tree.leaves(gradient))))
+        part = jnp.minimum(1.0, self.max_norm / jnp.maximum(norm, 1e-30))
+        return jax.tree.map(lambda g: (part * g).astype(g.dtype), gradient)
+
+    def kept(self, squares: Params) -> float:
+        """The part of a gradient with these squares that clipping keeps."""
+        norm = np.sqrt(sum(float(jnp.sum(s)) for s in jax.tree.leaves(squares)))
+        return min(1.0, float(self.max_norm) / max(norm, 1e-30))
+
     def step(self, state: Any, squares: Params, weights: Params) -> tuple[Params, Any]:
         """The diagonal times the filter's response to a gradient, and the next state.
 
@@ -112,7 +131,7 @@ class PreconditionedFilter(eqx.Module):
             squares: of the gradients.
             weights: that are stepped.
         """
-        sizes = jax.tree.map(jnp.sqrt, squares)
+        sizes = self.clipped(jax.tree.map(jnp.ones_like if self.is_constant else jnp.sqrt, squares))
         # Without the weights that decay: rounding would be all of a response to a tiny gradient.
         still = self.select(weights, decaying=False)
         updates, after = self.optimizer.update(sizes, self.without_filter(state), still)
@@ -150,7 +169,7 @@ def preconditioned_filter(optimizer: Any, params: Params, steps: int) -> Precond
     try:
         with jax.numpy_dtype_promotion("standard"), jax.enable_x64(True):
             like, decays = _representative(optimizer, params)
-            preconditioner = _probe(optimizer, like, steps)
+            preconditioner = _probe(optimizer, like, steps, _max_norm(optimizer, params, like))
             is_one = _deviation(preconditioner, like, optimizer) < 1e-6 and _remembers(
                 preconditioner, like, optimizer
             )
@@ -183,7 +202,7 @@ def _representative(optimizer: Any, params: Params) -> tuple[Params, tuple[bool,
         """Updates of equal gradients, and those by decay alone (steps, leaves)."""
         zeros, ones = _filled(tree, 0.0), _filled(tree, 1.0)
         state, rows = optimizer.init(zeros), []
-        for size in (0.3, 0.7, 0.2):
+        for size in (3e-6, 7e-6, 2e-6):  # too small to be clipped
             decayed = jax.tree.map(
                 jnp.subtract, *(optimizer.update(zeros, state, w)[0] for w in (ones, zeros))
             )
@@ -199,20 +218,57 @@ def _representative(optimizer: Any, params: Params) -> tuple[Params, tuple[bool,
     leaf = min(range(len(leaves)), key=lambda i: (not decays[i], np.size(leaves[i])))
     small = jax.tree.map(lambda a: np.zeros((2,) * np.ndim(a)), params)
     sized = leaves if np.size(leaves[leaf]) <= LARGE else jax.tree.leaves(small)
-    one = {"weight": sized[leaf]}
+    one, whole = {"weight": sized[leaf]}, np.concatenate([updates, decayed])
     flags = tuple(map(bool, decays))
+    alike = not np.any(np.ptp(updates, axis=1))
+    alike &= not np.any(decays) or not np.any(np.ptp(decayed[:, decays], axis=1))
     try:
         alone = np.concatenate(respond(one))
     except Exception:  # a mask that knows the names of all leaves
-        return small, flags
-    alike = not np.any(np.ptp(updates, axis=1))
-    alike &= not np.any(decays) or not np.any(np.ptp(decayed[:, decays], axis=1))
-    is_one = alike and np.array_equal(alone, np.concatenate([updates, decayed])[:, leaf, None])
-    return (one if is_one else small), flags
+        alike = False
+    if alike and np.array_equal(alone, whole[:, leaf, None]):
+        return one, flags
+    if not np.allclose(np.concatenate(respond(small)), whole, rtol=1e-6, atol=0.0):
+        raise ValueError("small leaves are treated in another way")
+    return small, flags
 
 
-def _probe(optimizer: Any, params: Params, steps: int) -> PreconditionedFilter:
+def _max_norm(optimizer: Any, params: Params, like: Params) -> float:
+    """The global norm that gradients are clipped to, by which all larger ones act alike."""
+
+    def act(size: float, tree: Params) -> list[np.ndarray]:
+        """The accumulators after two steps, the updates where there are none."""
+        rng, zeros = np.random.default_rng(1), _filled(tree, 0.0)
+        draws = jax.tree.map(lambda a: rng.standard_normal(np.shape(a)), zeros)
+        norm = np.sqrt(sum(np.sum(g**2) for g in jax.tree.leaves(draws)))
+        gradient, state = jax.tree.map(lambda g: size / norm * g, draws), optimizer.init(zeros)
+        for _ in range(2):  # the first rate may be zero
+            updates, state = optimizer.update(gradient, state, zeros)
+        rows = slots(optimizer, state) or jax.tree.leaves(updates)
+        return [row for row in map(np.asarray, rows) if np.any(row)]
+
+    def are_alike(size: float, tree: Params) -> list[bool]:
+        pairs = zip(act(size, tree), act(1e12, tree), strict=True)
+        return [np.allclose(a, b, rtol=1e-10, atol=0.0) for a, b in pairs]
+
+    def is_clipped(size: float, tree: Params) -> bool:
+        return all(are_alike(size, tree))
+
+    small = jax.tree.map(lambda a: np.zeros((2,) * np.ndim(a)), params)
+    if not any(are_alike(1e6, small)):
+        return np.inf
+    low, high = 1e-6, 1e6
+    while high / low > 1 + 1e-9:
+        middle = np.sqrt(low * high)
+        low, high = (low, middle) if is_clipped(middle, like) else (middle, high)
+    if high < 2e-6 or not is_clipped(high, small) or is_clipped(0.9 * high, small):
+        raise ValueError("it is no clipping by the global norm of all gradients")
+    return float(high)
+
+
+def _probe(optimizer: Any, params: Params, steps: int, max_norm: float) -> PreconditionedFilter:
     program = same_program(optimizer, params)
+    unit = min(1.0, 0.3 * max_norm / np.sqrt(sum(map(np.size, jax.tree.leaves(params)))))
     zeros, count = _filled(params, 0.0), len(jax.tree.leaves(params))
     start = optimizer.init(zeros)
 
@@ -225,17 +281,23 @@ def _probe(optimizer: Any, params: Params, steps: int) -> PreconditionedFilter:
     before = [leaf.reshape(-1)[0] for leaf in slots(optimizer, start)[::count]]
     linear = tuple(
         bool(first == 0 and once != 0 and jnp.allclose(3.0 * once, three, rtol=1e-9, atol=0.0))
-        for first, once, three in zip(before, accumulators(1.0), accumulators(3.0), strict=True)
+        for first, once, three in zip(
+            before, accumulators(unit), accumulators(3.0 * unit), strict=True
+        )
     )
     none = np.zeros((steps, 1, 1))
-    preconditioner = PreconditionedFilter(program, none, none[:, 0, 0], (False,) * count, linear)
+    preconditioner = PreconditionedFilter(
+        program, none, none[:, 0, 0], (False,) * count, linear, None, max_norm, unit
+    )
     matrices, decay = inlined(_matrices, program)(preconditioner, start, params, steps)
     decay = np.asarray(decay)
     decays = tuple(bool(np.any(decay[:, leaf])) for leaf in range(count))
     most = np.max(decay, axis=1)
     if any(on and not np.allclose(decay[:, leaf], most) for leaf, on in enumerate(decays)):
         raise ValueError("its weights decay at several rates")
-    return PreconditionedFilter(program, np.asarray(matrices), most, decays, linear)
+    return dataclasses.replace(
+        preconditioner, matrices=np.asarray(matrices), decay=most, decays=decays
+    )
 
 
 @functools.partial(jit, static_argnums=3)
@@ -244,8 +306,8 @@ def _matrices(
 ) -> tuple:
     """The filter's matrices (T, k + 1, k + 1), and how weights decay (T, leaves)."""
     optimizer, k = preconditioner.optimizer, sum(preconditioner.linear)
-    zeros, ones = _filled(params, 0.0), _filled(params, 1.0)
-    count = len(jax.tree.leaves(params))
+    unit, count = preconditioner.unit, len(jax.tree.leaves(params))
+    zeros, ones = _filled(params, 0.0), _filled(params, unit)
 
     def respond(state: Any, gradient: Any, values: Any, weight: Any) -> tuple[Array, Array]:
         state = preconditioner.without_filter(state, tuple(values))
@@ -259,12 +321,13 @@ def _matrices(
 
     def step(state: Any, _: Any) -> tuple[Any, tuple]:
         none = jnp.zeros(k)
-        size = -respond(state, 1.0, none, 0.0)[1][0]  # the response to a gradient
+        size = -respond(state, unit, none, 0.0)[1][0] / unit  # the response to a gradient
         _, after = optimizer.update(ones, state, zeros)
         history = iter(slots(optimizer, after))  # so that no diagonal is zero
         primed = optax.tree_utils.tree_map_params(optimizer, lambda _: next(history), state)
-        probes = SMALL * jnp.eye(k + 1)
-        columns = jax.vmap(lambda row: respond(primed, row[0], row[1:], 0.0)[1])(probes).T / SMALL
+        small = SMALL * unit
+        probes = small * jnp.eye(k + 1)
+        columns = jax.vmap(lambda row: respond(primed, row[0], row[1:], 0.0)[1])(probes).T / small
         scale = jnp.where(
             columns[0, 0] == 0, 0.0, size / jnp.where(columns[0, 0] == 0, 1.0, columns[0, 0])
         )
@@ -290,7 +353,7 @@ def _deviation(preconditioner: PreconditionedFilter, like: Params, optimizer: An
     steps, rng = min(64, len(preconditioner.decay)), np.random.default_rng(0)
     draw = lambda: jax.tree.map(lambda a: jnp.asarray(rng.standard_normal(a.shape)), like)  # noqa: E731
     worst = 0.0
-    for size in (1e-2, 1e2):
+    for size in (1e-2 * preconditioner.unit, 1e2 * preconditioner.unit):
         gradients = [jax.tree.map(lambda g: size * g, draw()) for _ in range(steps)]  # noqa: B023
         stacked = jax.tree.map(lambda *rows: jnp.stack(rows), *gradients)
         weights = draw()
@@ -317,6 +380,7 @@ def _both(
         w, state, second, filtered = carry
         gradient, decay, scale = inputs
         updates, after = preconditioner.optimizer.update(gradient, state, w)
+        gradient = preconditioner.clipped(gradient)
         response, second = preconditioner.step(second, jax.tree.map(jnp.square, gradient), w)
         flat, unravel = ravel_pytree(gradient)
         moved, filtered = filtering.update(flat, filtered)
@@ -332,138 +396,3 @@ def _both(
     steps = len(jax.tree.leaves(gradients)[0])
     inputs = gradients, jnp.asarray(preconditioner.decay)[:steps], preconditioner.divisors[:steps]
     return jax.lax.scan(step, first, inputs)[1]
-
-
-# --- along a path ---------------------------------------------------------------------------------
-
-
-class Scaling(NamedTuple):
-    """The diagonal at a point of a path.
-
-    Attributes:
-        diagonal: q, shaped like the weights.
-        squares: of the gradients there (their mean over batches).
-        state: of the optimizer; its linear accumulators are not used.
-    """
-
-    diagonal: Params
-    squares: Params
-    state: Any
-
-
-def first_scaling(
-    preconditioner: PreconditionedFilter, weights: Params, squares: Params
-) -> Scaling:
-    """The diagonal of the first step that moves the weights.
-
-    Args:
-        preconditioner: the optimizer.
-        weights: before training.
-        squares: of the gradients there.
-    """
-    first = int(np.argmax(preconditioner.scales != 0.0))
-    constant = np.ones(len(preconditioner.scales))
-    _, diagonal = _advance(
-        preconditioner, preconditioner.start, squares, squares, weights, constant, 0, first
-    )
-    return Scaling(diagonal, squares, preconditioner.start)
-
-
-def next_scaling(
-    preconditioner: PreconditionedFilter,
-    scaling: Scaling,
-    weights: Params,
-    squares: Params,
-    fractions: np.ndarray,
-    start: int,
-    end: int,
-) -> Scaling:
-    """The diagonal at the end of a segment.
-
-    Args:
-        preconditioner: the optimizer.
-        scaling: at the segment's start.
-        weights: at its end.
-        squares: of the gradients there.
-        fractions: of the squares at the start in those of every step (T,).
-        start: the segment's first step.
-        end: its last.
-    """
-    stop = min(end, len(preconditioner.scales) - 1)
-    near, state = scaling.squares, scaling.state
-    state, diagonal = _advance(
-        preconditioner, state, near, squares, weights, fractions, start, stop
-    )
-    if preconditioner.scales[stop] == 0.0:
-        diagonal = scaling.diagonal
-    return Scaling(diagonal, squares, state)
-
-
-def _advance(preconditioner: PreconditionedFilter, *arguments: Any) -> tuple[Any, Params]:
-    return inlined(_advance_jit, preconditioner.optimizer)(preconditioner, *arguments)
-
-
-@jit
-def _advance_jit(
-    preconditioner: PreconditionedFilter,
-    state: Any,
-    near: Params,
-    far: Params,
-    weights: Params,
-    fractions: Array,
-    start: Array,
-    stop: Array,
-) -> tuple[Any, Params]:
-    """The state before step `stop`, and the diagonal of that step."""
-
-    def step(t: Any, state: Any) -> Any:
-        part = fractions[t]
-        squares = jax.tree.map(lambda a, b: (part * a + (1 - part) * b).astype(a.dtype), near, far)
-        return preconditioner.step(state, squares, weights)[1]
-
-    state = jax.lax.fori_loop(start, stop, step, state)
-    response, _ = preconditioner.step(state, far, weights)
-    scale = preconditioner.divisors[stop]
-    return state, jax.tree.map(lambda q: (q / scale).astype(q.dtype), response)
-
-
-class ScaledMotion(Motion):
-    """`Motion` behind a diagonal q, which moves from q_near to q_far with the kernels.
-
-    Kernels are those of u -> f(w + q^(1/2) u), J q J^T. Among the carried vectors stand the weights
-    that decay, then the accumulators times q_near, then times q_far. An optimizer's update becomes
-    ((1 - tau) q_near + tau q_far) times the filter's at the present tau. The parts J_near^T and
-    J_far^T of the gradients keep their own diagonal, exact to second order.
-
-    Attributes:
-        decay: d (T,).
-    """
-
-    decay: Float[Array, " steps"] = None  # type: ignore[assignment]
-
-    def applied(self, update: Array, vector: Array, t: Any) -> Array:
-        """See `Motion`; weights decay."""
-        n, k = len(self.ends) * self.f.size, len(self.ends[0].pushed)
-        lost = -self.decay[t] * vector[n]
-        if self.tau is None:
-            return update.at[n].set(lost)
-        tau, width = self.tau[t], image_size(self.ends[0].kernel, self.f.shape[1])
-        dual = update[:n].reshape(2, -1).sum(0)
-        carried = update[n + 1 : n + k].reshape(2, -1).sum(0)
-        near, far = (update[n + k :][i * 2 * width :][: 2 * width] for i in (0, 1))
-        near, far = near.reshape(2, -1).sum(0), far.reshape(2, -1).sum(0)
-        none = jnp.zeros(width, update.dtype)
-        return jnp.concatenate([
-            (1 - tau) * dual, tau * dual, lost[None], (1 - tau) * carried, tau * carried,
-            (1 - tau) * near, none, none, tau * far,
-        ])  # fmt: skip
-
-    def moves(self, update: Array, t: Any) -> list[Array]:
-        """See `Motion`."""
-        if self.tau is None:
-            return super().moves(update, t)
-        n, k = 2 * self.f.size, len(self.ends[0].pushed)
-        tau, width = self.tau[t], image_size(self.ends[0].kernel, self.f.shape[1])
-        carried, images = update[n : n + k], update[n + k :]
-        near, far = carried.at[0].multiply(1 - tau), carried.at[0].multiply(tau)
-        return [images[:width], near, images[3 * width :], far]

@@ -209,15 +209,17 @@ class Motion(eqx.Module):
     A linear optimizer acts on every linear image of the weights as it acts on the weights. So it
     runs on a vector of images, which gives outputs and weights:
 
-        [near (N C), far (N C), carried (k), B_near^T (near, far), B_far^T (near, far)],
+        [near (N C), far (N C), carried (k), images],
 
     the coefficients of J_near^T, of J_far^T and of the carried vectors, then their images under the
     kernels A B^T. For an array A = 1 and B^T = Theta; factors have width k, so that a
     mini-batch of B samples costs B C k a step. With one linearization there is one part of each.
 
     An update at w(tau) = (1 - tau) w_near + tau w_far is J(tau)^T g, with the parts (1 - tau) g
-    and tau g. It moves outputs through J at the present tau. The mean of both kernels approximates
-    products of J there with earlier ones, exact to second order in its symmetric part.
+    and tau g. It moves outputs through J at the present tau. Factors are random projections J S
+    with one S, and S^T J(tau)^T g is one image. Arrays lack the products of J_near with J_far: the
+    images B_near^T (near, far), B_far^T (near, far) stand for them by the mean of both kernels,
+    exact to second order in its symmetric part.
 
     Attributes:
         ends: the linearizations.
@@ -239,15 +241,32 @@ class Motion(eqx.Module):
         return cls([Linearization(kernel, jax.device_put(pushed))], f0)
 
     @property
+    def duals(self) -> int:
+        """The number of coefficients of J^T."""
+        return len(self.ends) * self.f.size
+
+    @property
     def size(self) -> int:
         """The number of coefficients."""
-        return len(self.ends) * self.f.size + len(self.ends[0].pushed)
+        return self.duals + len(self.ends[0].pushed)
+
+    @property
+    def samples(self) -> tuple[int, int]:
+        """N and C of the training samples."""
+        kernel = self.ends[0].kernel
+        return kernel.shape[-2 if kernel.ndim == 4 else -1], self.f.shape[1]
+
+    @property
+    def is_projected(self) -> bool:
+        """Whether kernels are factors, with one image of both ends."""
+        return all(isinstance(end.kernel, Factored) for end in self.ends)
 
     def unit(self, carried: int) -> Array:
         """The optimizer's vector for one of the carried vectors."""
-        images = sum(image_size(end.kernel, self.f.shape[1]) for end in self.ends)
-        vector = np.zeros(self.size + len(self.ends) * images)
-        vector[len(self.ends) * self.f.size + carried] = 1.0
+        width = image_size(self.ends[0].kernel, self.f.shape[1])
+        images = 1 if self.is_projected else len(self.ends) ** 2
+        vector = np.zeros(self.size + images * width)
+        vector[self.duals + carried] = 1.0
         return jax.device_put(vector.astype(self.f.dtype))
 
     def folds(self) -> list[list[Array | None]]:
@@ -272,12 +291,19 @@ class Motion(eqx.Module):
                 force = force - end.damping.left @ component
             components.append(component)
             parts.append(fraction * force)
-        parts.append(jnp.zeros(len(self.ends[0].pushed), self.f.dtype))
+        parts.append(jnp.zeros(self.size - len(self.ends) * self.f.size, self.f.dtype))
+        images = []
         for end, end_folds in zip(self.ends, folds, strict=True):
             image = image_of(end.kernel, gradient, batch)
             for fraction, fold, component in zip(fractions, end_folds, components, strict=True):
-                parts.append(fraction * (image if fold is None else image - fold @ component))
-        return jnp.concatenate(parts)
+                images.append(fraction * (image if fold is None else image - fold @ component))
+        return jnp.concatenate(parts + self.joined(images))
+
+    def joined(self, images: list[Array]) -> list[Array]:
+        """The images that are followed, of B^T of every end times every part of a gradient."""
+        if not self.is_projected:
+            return images
+        return [functools.reduce(jnp.add, images[:: len(self.ends) + 1])]  # near near + far far
 
     def applied(self, update: Array, vector: Array, t: Any) -> Array:
         """The change of the vector by the optimizer's update."""
@@ -285,12 +311,15 @@ class Motion(eqx.Module):
 
     def moves(self, update: Array, t: Any) -> list[Array]:
         """The change of each end's image and carried part by an update."""
-        carried, images = update[len(self.ends) * self.f.size : self.size], update[self.size :]
+        carried, images = update[self.duals : self.size], update[self.size :]
         if self.tau is None:
             return [images, carried]
-        tau, width = self.tau[t], image_size(self.ends[0].kernel, self.f.shape[1])
-        near, far = images[: 2 * width].reshape(2, -1), images[2 * width :].reshape(2, -1)
-        near, far = ((1 - tau) * near.sum(0) + near[0]) / 2, (tau * far.sum(0) + far[1]) / 2
+        tau = self.tau[t]
+        if self.is_projected:
+            near, far = (1 - tau) * images, tau * images
+        else:
+            near, far = images.reshape(2, 2, -1)
+            near, far = ((1 - tau) * near.sum(0) + near[0]) / 2, (tau * far.sum(0) + far[1]) / 2
         return [near, (1 - tau) * carried, far, tau * carried]
 
     def no_moves(self) -> list[Array]:
@@ -368,7 +397,7 @@ def follow(
     horizon, limit, folds = len(jax.tree.leaves(records)[0]), output_limit(motion.f), motion.folds()
     # With factors, steps of mini-batches compute the batch's rows alone. `_fill` adds the others,
     # many steps at once.
-    by_rows = indices is not None and all(isinstance(e.kernel, Factored) for e in motion.ends)
+    by_rows = indices is not None and motion.is_projected
 
     def record(f: Array) -> tuple[Any, Array]:
         return save(f), jnp.all(jnp.abs(f) < limit)

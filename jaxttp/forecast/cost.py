@@ -241,9 +241,10 @@ def plan_forecast(
     free = is_rebuilt(dynamics) and center_of(dynamics).rebuilds == "auto"
     is_scaled = _is_scaled(dynamics)
     rebuilds = range(MOST, 0 if is_scaled else -1, -1) if free else (None,)
-    kernels = [kernel] if kernel is not None else _kernels(problem, descent, key)
-    if kernel is None and is_scaled:
-        kernels = _cheap(kernels, problem)
+    if is_scaled:
+        kernels = _projections(kernel, key)
+    else:
+        kernels = [kernel] if kernel is not None else _kernels(problem, descent, key)
     samples = dynamics.trained_samples(problem)
     plans = []  # the most accurate one first
     for estimator in kernels:
@@ -267,9 +268,7 @@ def _kernels(problem: Problem, descent: Descent, key: Any) -> list[KernelEstimat
     depends: with mini-batches they are a last resort. They average over outputs, which tokens do
     not allow.
     """
-    if key is None:  # jax.random.key(0), which would compile two functions
-        data: Any = np.zeros(2, np.uint32)
-        key = jax.random.wrap_key_data(data, impl="threefry2x32")
+    key = _key(key)
     widths = [k for k in reversed(MODEL.widths) if MODEL.per_class * problem.classes <= k]
     kernels = [Exact(), *(Sketched(width, key) for width in widths)]
     fitting = [kernel for kernel in kernels if _bytes(kernel, problem) <= MODEL.memory]
@@ -281,17 +280,28 @@ def _kernels(problem: Problem, descent: Descent, key: Any) -> list[KernelEstimat
     return fitting or [min(kernels, key=lambda kernel: _bytes(kernel, problem))]
 
 
-def _cheap(kernels: list[KernelEstimator], problem: Problem) -> list[KernelEstimator]:
-    """The kernels of a preconditioned network without those that cost more than a sketch.
+def _projections(kernel: KernelEstimator | None, key: Any) -> list[KernelEstimator]:
+    """Kernels of a preconditioned network: its path needs them as factors.
 
-    They have no formulas by layers; sketches of width `scaled_width` were as accurate.
+    Raises:
+        ValueError: the given kernel has none.
     """
-    widths = [k.sketch_dim for k in kernels if isinstance(k, Sketched)]
-    width = min(widths, key=lambda k: abs(k - MODEL.scaled_width), default=0)
-    cheap = [k for k in kernels if not isinstance(k, Sketched) or k.sketch_dim <= width]
-    costs = {id(k): k.operations(problem.scaled) for k in cheap}
-    bound = max((costs[id(k)] for k in cheap if isinstance(k, Sketched)), default=math.inf)
-    return [k for k in cheap if costs[id(k)] <= bound] or cheap
+    if kernel is None:
+        widths = [width for width in reversed(MODEL.widths) if width <= MODEL.scaled_width]
+        return [Sketched(width, _key(key), factored=True) for width in widths]
+    if not isinstance(kernel, Sketched):
+        raise ValueError(
+            "kernel must be Sketched(width, key) for an optimizer that is followed behind a "
+            f"diagonal of past gradients, such as Adam; got {type(kernel).__name__}. Leave it out "
+            f"for a sketch of width {MODEL.scaled_width:,}."
+        )
+    return [dataclasses.replace(kernel, factored=True)]
+
+
+def _key(key: Any) -> Array:
+    """The key of a sketch; jax.random.key(0), which would compile two functions, when None."""
+    data: Any = np.zeros(2, np.uint32)
+    return jax.random.wrap_key_data(data, impl="threefry2x32") if key is None else key
 
 
 def _bytes(kernel: KernelEstimator, problem: Problem) -> float:

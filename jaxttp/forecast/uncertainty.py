@@ -553,6 +553,12 @@ def path_warning(path: RelinearizedTrajectory, rule: Rule) -> str | None:
     Returns:
         A sentence, or None where there is no warning.
     """
+    if path.frozen_from >= 0 > path.edge_at:
+        return (
+            f"with later kernels the loss rises, which a real training seldom does: from step "
+            f"{path.frozen_from} on the kernel of that step is kept; a smaller tolerance builds "
+            "more kernels"
+        )
     if path.frozen_from >= 0:
         return (
             f"at the edge of stability by step {path.edge_at}: a real training oscillates there; "

@@ -128,14 +128,13 @@ class Exact(KernelEstimator):
 class Sketched(KernelEstimator):
     """S S^T of one random projection S of the Jacobian for all weights, see `sketch_jacobian`.
 
-    Where S is narrower than half the kernel, the kernel is never formed, see `Factored`.
-
     Attributes:
         sketch_dim: width of the projection; the error falls as 1/sqrt(sketch_dim).
         key: a `jax.random.key`.
         batch_size: samples whose rows of the Jacobian are held at once.
-        mesh: a `jax.sharding.Mesh` over whose devices the rows of S are sharded; the kernel is not
-            formed then, however wide S is.
+        mesh: a `jax.sharding.Mesh` over whose devices the rows of S are sharded.
+        factored: whether the kernel is never formed, see `Factored`; None for where S is narrower
+            than half of it, and on a mesh.
 
     Raises:
         ValueError: a number out of range, or no key.
@@ -151,6 +150,7 @@ class Sketched(KernelEstimator):
     key: Array | None
     batch_size: int | None = None
     mesh: Any = None
+    factored: bool | None = None
 
     def __post_init__(self) -> None:
         check_integer("sketch_dim", self.sketch_dim, at_least=1)
@@ -194,7 +194,8 @@ class Sketched(KernelEstimator):
         return factored if self._is_factored(problem) else super().product(problem)
 
     def _is_factored(self, problem: Any) -> bool:
-        """Whether the kernel is kept as factors: where these are cheaper, and on a mesh."""
+        if self.factored is not None:
+            return self.factored
         return several(self.mesh) is not None or 2 * self.sketch_dim < problem.f0.size
 
     def _project(self, problem: Any, weights: Params, x: Any) -> Array:

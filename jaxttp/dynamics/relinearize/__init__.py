@@ -37,14 +37,11 @@ from jaxttp.dynamics.optimizers import (
     same_program,
     start_fractions,
 )
-from jaxttp.dynamics.preconditioned import (
-    PreconditionedFilter,
-    first_scaling,
-    preconditioned_filter,
-)
+from jaxttp.dynamics.preconditioned import PreconditionedFilter, preconditioned_filter
 from jaxttp.dynamics.recursion import Motion
 from jaxttp.dynamics.relinearize.controller import Controller
 from jaxttp.dynamics.relinearize.integrate import integrate
+from jaxttp.dynamics.relinearize.scaling import first_scaling
 from jaxttp.dynamics.relinearize.solver import Costs, Setup, State, linearize
 from jaxttp.dynamics.stability import curvature_limits
 from jaxttp.losses import Loss, encode_targets
@@ -86,7 +83,8 @@ def relinearized_recursion(  # noqa: PLR0913
             diagonal of past gradients (Adam and its relatives).
         steps: number of steps T.
         kernel_fn: ``params -> Theta``, (N, C, N, C) or (N, N), exact or sketched; behind a diagonal
-            ``(params, q) -> J diag(q) J^T``, the kernel of u -> f(params + q^(1/2) u).
+            ``(params, q) -> J diag(q) J^T``, the kernel of u -> f(params + q^(1/2) u), as factors
+            J q^(1/2) S of one projection S. Clipped gradients need factors, too.
         rebuilds: kernels built after the first one, kernel k of K at a fraction (k/K)^1.8 of the
             predicted path's length through weight space; the steps to build them at, the last being
             `steps`; or "auto": number and steps chosen by `tolerance`.
@@ -183,7 +181,7 @@ def relinearized_recursion(  # noqa: PLR0913
         scaling = first_scaling(scaled, params, squares(params, f0))
         sign_step = int(np.argmax(scaled.scales != 0.0)) + 1
         controller = dataclasses.replace(controller, sign_step=sign_step)
-    diagonals = [] if scaling is None else [scaling.diagonal]
+    diagonals = [] if scaling is None or scaled.is_constant else [scaling.diagonal]
     kernel = check_finite_value("kernel", kernel_fn(params, *diagonals))
     motion = Motion.of(kernel, f0, None)  # the optimizer acts on its vectors
     setup = Setup(
@@ -191,7 +189,7 @@ def relinearized_recursion(  # noqa: PLR0913
         same_program(descent, motion.unit(0)), steps, curvature_limits(descent, steps), decays,
         damp is not False, batches, x_test, kernel_test_fn, scaled, squares, Costs(kernels=1),
     )  # fmt: skip
-    damping, _ = setup.damping(kernel, f0, 0)
+    damping, _ = setup.damping(kernel, f0, 0, scaling)
     # A rate that is too large from the start may really diverge: damping would hide that. Behind a
     # diagonal the first curvature is that of a sign step, and lasts for one step.
     if damp is None and damping is not None:

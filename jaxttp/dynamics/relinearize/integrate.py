@@ -12,11 +12,11 @@ from jaxtyping import Array, Float
 from jaxttp._core.checks import check_finite_value
 from jaxttp._core.compile import jit
 from jaxttp._core.types import Params
-from jaxttp.dynamics._kernels import apply_kernel
+from jaxttp.dynamics._kernels import image_of
 from jaxttp.dynamics._trajectory import RelinearizedTrajectory, curves
-from jaxttp.dynamics.preconditioned import ScaledMotion, Scaling
 from jaxttp.dynamics.recursion import Linearization, Motion
 from jaxttp.dynamics.relinearize.controller import Controller
+from jaxttp.dynamics.relinearize.scaling import Scaling
 from jaxttp.dynamics.relinearize.solver import (
     Arrival,
     Outcome,
@@ -30,6 +30,7 @@ from jaxttp.dynamics.relinearize.solver import (
     motion_of,
     predict,
     push_carried,
+    split,
     step,
 )
 from jaxttp.ntk.kernels import Kernel
@@ -74,7 +75,7 @@ class Record:
         test = None
         if setup.cross_fn is not None:
             kernel = check_finite_value(
-                "kernel_test", setup.cross_fn(state.point, *state.diagonals)
+                "kernel_test", setup.cross_fn(state.point, *setup.diagonals(state.scaling))
             )
             f = setup.outputs(state.point, setup.x_test)
             test = TestPath(kernel, _room(f, setup.steps))
@@ -91,8 +92,10 @@ class Record:
         test = None if self.test is None else self._follow_test(self.test, segment, arrival)
         new = state._replace(step=end, weights=arrival.weights, outputs=at(train, end))
         if end < setup.steps:
-            rows = run.rows[1:]
-            velocities = tuple(combine(setup, state, segment.points, row) for row in rows)
+            velocities = tuple(
+                combine(setup, state, segment.points, *split(setup, state, row))
+                for row in run.rows[1:]
+            )
             new = new._replace(
                 point=segment.points[1], velocities=velocities, optimizer=run.state,
                 scaling=segment.scaling,
@@ -133,8 +136,7 @@ class Record:
         assert setup.cross_fn is not None
         assert run.coefficients is not None
         far = segment.scaling
-        diagonals = [] if far is None else [far.diagonal]
-        kernels = test.kernel, setup.cross_fn(segment.points[1], *diagonals)
+        kernels = test.kernel, setup.cross_fn(segment.points[1], *setup.diagonals(far))
         ends = [
             Linearization(kernel, self._push_test(point, test, scaling))
             for point, kernel, scaling in zip(segment.points, kernels, (None, far), strict=True)
@@ -172,7 +174,7 @@ def integrate(
         if is_rejected:
             rejected += 1
             continue
-        if edge_at < 0:
+        if edge_at < 0 or setup.preconditioner is not None:
             within = path
         if edge_at < 0 and taken.sharpness > 1:
             edge_at = proposal.end
@@ -280,29 +282,25 @@ def _test_path(
         end: its last.
         exact: the network's outputs at its end (M, C), or None.
     """
-    count, k, classes = len(motion.ends), len(motion.ends[0].pushed), path.shape[2]
+    k, ts = len(motion.ends[0].pushed), jnp.arange(len(path))
     updates = jnp.diff(coefficients, axis=0)
-    parts = jnp.split(updates[:, : updates.shape[1] - k], count, axis=1)
-    first, *second = (part.reshape(len(updates), -1, classes) for part in parts)
-    carried, ts = updates[:, -k:], jnp.arange(len(path))
-    if motion.tau is None:
-        (near,) = motion.ends
-        moves = apply_kernel(near.kernel, first) + jnp.tensordot(carried, near.pushed, 1)
-    else:
-        # J(tau) (J_near^T p + J_far^T q) with J(tau) = (1 - tau) J_near + tau J_far, where the mean
-        # of both kernels approximates the products J_near J_far^T.
-        # Updates behind a diagonal are in these parts already, see `ScaledMotion`.
-        (near, far), tau, both = motion.ends, motion.tau[:-1, None, None], first + second[0]
-        if not isinstance(motion, ScaledMotion):
-            first, second = ((1 - tau) * both + first) / 2, [(tau * both + second[0]) / 2]
-        moves = apply_kernel(near.kernel, first) + apply_kernel(far.kernel, second[0])
-        moves = moves + (1 - tau) * jnp.tensordot(carried, near.pushed, 1)
-        moves = moves + tau * jnp.tensordot(carried, far.pushed, 1)
-    inside = ((ts > start) & (ts <= end))[:, None, None]
-    moves = jnp.where(inside[1:], moves, 0.0)
-    moved = motion.f[None] + jnp.concatenate([jnp.zeros_like(moves[:1]), jnp.cumsum(moves, 0)])
-    moved = jnp.where(jnp.isfinite(moved), moved, motion.f[None])
+    # Behind a diagonal there is one part for each end where it is applied.
+    duals = updates[:, :-k].reshape(len(updates), -1, len(motion.ends), *motion.samples).sum(1)
+    inside = (ts > start) & (ts <= end)
+
+    def move(dual: Array, carried: Array, t: Array) -> list[Array]:
+        images = [image_of(end.kernel, part) for end in motion.ends for part in dual]
+        none = jnp.zeros(motion.duals, path.dtype)
+        return motion.moves(jnp.concatenate([none, carried, *motion.joined(images)]), t)
+
+    moves = jax.vmap(move)(duals, updates[:, -k:], ts[:-1])
+    moved = [
+        jnp.cumsum(jnp.pad(jnp.where(inside[1:, None], rows, 0.0), ((1, 0), (0, 0))), 0)
+        for rows in moves
+    ]
+    outputs = jax.vmap(motion.outputs)(moved, ts)
+    outputs = jnp.where(jnp.isfinite(outputs), outputs, motion.f[None])
     if exact is not None and motion.tau is not None:
-        exact = jnp.where(jnp.all(jnp.isfinite(exact)), exact, moved[end])
-        moved = moved + (motion.tau**2)[:, None, None] * (exact - moved[end])[None]
-    return jnp.where(inside, moved, path)
+        exact = jnp.where(jnp.all(jnp.isfinite(exact)), exact, outputs[end])
+        outputs = outputs + (motion.tau**2)[:, None, None] * (exact - outputs[end])[None]
+    return jnp.where(inside[:, None, None], outputs, path)

@@ -12,6 +12,7 @@ added (`integrate`).
 import dataclasses
 import enum
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -28,15 +29,11 @@ from jaxttp.dynamics._kernels import apply_kernel
 from jaxttp.dynamics._network import add_scaled, inner, scale
 from jaxttp.dynamics._trajectory import curves
 from jaxttp.dynamics.optimizers import Optimizer, inlined
-from jaxttp.dynamics.preconditioned import (
-    PreconditionedFilter,
-    ScaledMotion,
-    Scaling,
-    next_scaling,
-)
+from jaxttp.dynamics.preconditioned import PreconditionedFilter
 from jaxttp.dynamics.recursion import Followed, Linearization, Motion, follow
 from jaxttp.dynamics.relinearize.controller import CONTROLS
 from jaxttp.dynamics.relinearize.edge import Damping, damping, is_nonlinear
+from jaxttp.dynamics.relinearize.scaling import ScaledMotion, Scaling, Steps, next_scaling
 from jaxttp.losses import Loss
 from jaxttp.ntk.kernels import Kernel
 
@@ -105,12 +102,21 @@ class Setup:
     squares: Callable[[Params, Array], Params] | None = None
     costs: Costs = dataclasses.field(default_factory=Costs)
 
-    def damping(self, kernel: Kernel, f: Array, step: int) -> tuple[Damping | None, float]:
+    def damping(
+        self, kernel: Kernel, f: Array, step: int, scaling: Scaling | None = None
+    ) -> tuple[Damping | None, float]:
         """The damping for the next steps with this kernel, and its curvature over the limit."""
         if not self.damps:
             return None, 0.0
         limit = float(np.min(self.limits[min(step, self.steps - 1) :][:HORIZON]))
+        if scaling is not None and self.preconditioner is not None:  # clipped steps are smaller
+            limit /= self.preconditioner.kept(scaling.squares)
         return damping(kernel, f, self.targets, self.loss, limit, CONTROLS.damped)
+
+    def diagonals(self, scaling: Scaling | None) -> list[Params]:
+        """The further argument of the kernel's functions: none for a diagonal of 1."""
+        is_one = self.preconditioner is None or self.preconditioner.is_constant
+        return [] if scaling is None or is_one else [scaling.diagonal]
 
     def losses(self, *outputs: Array) -> list[float]:
         """The loss of each of these outputs (N, C)."""
@@ -118,7 +124,7 @@ class Setup:
 
 
 RISE = 2.0
-"""A segment whose predicted end has a loss of this many times its start's is taken shorter."""
+"""Behind a diagonal, a segment whose end has a loss of this many times its start's is shortened."""
 HORIZON = 64
 """Steps ahead whose limits of stability count: a schedule's rate may rise soon. A rule of thumb."""
 
@@ -146,11 +152,6 @@ class State(NamedTuple):
     outputs: Float[Array, "n c"]
     optimizer: optax.OptState
     scaling: Scaling | None = None
-
-    @property
-    def diagonals(self) -> list[Params]:
-        """The arguments of kernels beside the weights."""
-        return [] if self.scaling is None else [self.scaling.diagonal]
 
 
 class Prediction(NamedTuple):
@@ -271,28 +272,50 @@ def _carried(setup: Setup, state: State, far: Scaling | None = None) -> list[Par
     return [weights, *(scaled + none if far is None else none + scaled)]
 
 
-def motion_of(setup: Setup, ends: list[Linearization], *more: Any) -> Motion:
-    """How outputs move between these linearizations."""
-    if setup.preconditioner is None:
+def motion_of(
+    setup: Setup, ends: list[Linearization], *more: Any, steps: Steps | None = None
+) -> Motion:
+    """How outputs move between these linearizations; behind a diagonal with numbers of the steps."""
+    preconditioner = setup.preconditioner
+    if preconditioner is None:
         return Motion(ends, *more)
-    decay = jax.device_put(setup.preconditioner.decay.astype(more[0].dtype))
-    return ScaledMotion(ends, *more, decay=decay)
+    dtype, norms = more[0].dtype, None
+    if steps is not None and np.isfinite(preconditioner.max_norm):
+        norms = jax.device_put((preconditioner.max_norm / np.sqrt(steps.ratios)).astype(dtype))
+    factors = np.ones(setup.steps) if steps is None else steps.factors
+    numbers = [jax.device_put(rows.astype(dtype)) for rows in (preconditioner.decay, factors)]
+    return ScaledMotion(ends, *more, decay=numbers[0], factors=numbers[1], norms=norms)
 
 
-def combine(setup: Setup, state: State, points: list[Params], row: Array | np.ndarray) -> Params:
-    """The vector of weight space with these coefficients, see `Motion`."""
-    row = np.asarray(row)
-    duals, weights = np.split(row, [len(points) * state.outputs.size])
-    duals = duals.reshape(-1, *state.outputs.shape)
+def combine(
+    setup: Setup, state: State, points: list[Params], duals: np.ndarray, weights: np.ndarray
+) -> Params:
+    """The sum of J^T duals (N C each) at these points and of the state's vectors.
+
+    Args:
+        setup: constants of the path.
+        state: its current point.
+        points: weights.
+        duals: one for each; more are not used.
+        weights: of the state's weights and accumulators.
+    """
     setup.costs.products += len(points)
-    total = setup.pull(points[0], setup.x, jax.device_put(duals[0]))
-    for point, dual in zip(points[1:], duals[1:], strict=True):
-        part = setup.pull(point, setup.x, jax.device_put(dual))
-        total = add_scaled(total, np.ones((), row.dtype), part)
-    vectors = [state.weights, *state.velocities]
-    for weight, vector in zip(weights, vectors, strict=setup.preconditioner is None):
+    one, total = np.ones((), duals.dtype), None
+    for point, dual in zip(points, duals, strict=False):
+        f = jax.device_put(dual.reshape(state.outputs.shape))
+        part = setup.pull(point, setup.x, f)
+        total = part if total is None else add_scaled(total, one, part)
+    for weight, vector in zip(weights, [state.weights, *state.velocities], strict=False):
         total = total if vector is None else add_scaled(total, weight, vector)
     return total
+
+
+def split(setup: Setup, state: State, row: Array | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Coefficients of J^T (., N C), and of the carried vectors; see `Motion`, `ScaledMotion`."""
+    copies = 1 if setup.preconditioner is None else 2
+    carried = 1 + copies * len(state.velocities)
+    duals, weights = np.split(np.asarray(row), [-carried])
+    return duals.reshape(-1, state.outputs.size), weights
 
 
 def new_weights(
@@ -311,18 +334,20 @@ def new_weights(
         row: the coefficients.
         far: the diagonal at the second one.
     """
+    duals, weights = split(setup, state, row)
     if setup.preconditioner is None:
-        return combine(setup, state, points, row)
-    diagonals = [*state.diagonals, *([] if far is None else [far.diagonal])]
-    row = np.asarray(row)
-    duals, weights = np.split(row, [len(points) * state.outputs.size])
-    duals, k = duals.reshape(len(points), -1), len(state.velocities)
+        return combine(setup, state, points, duals, weights)
+    scalings = [scaling for scaling in (state.scaling, far) if scaling is not None]
+    roots = [jax.tree.map(jnp.sqrt, scaling.diagonal) for scaling in scalings]
+    own = weights[1:].reshape(2, -1)  # of the accumulators at each end
+    one, none = np.ones((), duals.dtype), np.zeros((), duals.dtype)
     decaying = setup.preconditioner.select(state.weights, decaying=True)
-    total = add_scaled(state.weights, weights[0] - np.ones((), row.dtype), decaying)
-    for i, (point, dual, diagonal) in enumerate(zip(points, duals, diagonals, strict=True)):
-        own = np.concatenate([dual, np.zeros(1, row.dtype), weights[1 + i * k :][:k]])
-        part = combine(setup, state, [point], own)
-        total = add_scaled(total, np.ones((), row.dtype), scale(diagonal, part))
+    total = add_scaled(state.weights, weights[0] - one, decaying)
+    pairs = itertools.product(range(len(points)), range(len(points)))
+    for dual, (applied, taken) in zip(duals, pairs, strict=True):
+        carried = np.append(none, own[taken]) if applied == taken else np.zeros(1, none.dtype)
+        gradient = combine(setup, state, [points[taken]], dual[None], carried)
+        total = add_scaled(total, one, scale(roots[applied], scale(roots[taken], gradient)))
     return total
 
 
@@ -370,7 +395,8 @@ def _run(
 
 def predict(setup: Setup, state: State) -> Prediction:
     """The path to the horizon with the current kernel."""
-    motion = motion_of(setup, [state.linearization], state.outputs)
+    steps = None if state.scaling is None else Steps.of_start(state.scaling, setup.steps)
+    motion = motion_of(setup, [state.linearization], state.outputs, steps=steps)
     ahead = run(setup, state, motion, setup.steps, keep=True)
     carried = _carried(setup, state)
     others = carried
@@ -383,8 +409,16 @@ def predict(setup: Setup, state: State) -> Prediction:
     assert ahead.coefficients is not None  # they are kept
     length = np.asarray(_lengths(state.linearization, ahead.coefficients, products), np.float64)
     length = np.where(np.arange(len(length)) > state.step, length, 0.0)
+    if setup.preconditioner is not None:  # where it diverges, lengths say nothing
+        loss = np.asarray(curves(ahead.records, setup.targets, setup.loss)[0], np.float64)
+        has_risen = np.cumsum(~(loss <= RISE * loss[state.step])[state.step :]) > 0
+        most = np.max(length[state.step :], where=~has_risen, initial=0.0)
+        length[state.step :] = np.where(
+            has_risen, np.fmin(length[state.step :], most), length[state.step :]
+        )
     first, last = setup.losses(setup.f0, at(ahead.records, setup.steps))
-    decrease, path = abs(first - last), np.cumsum(length)
+    # A path that diverges would make any error look small.
+    decrease, path = min(abs(first - last), abs(first)), np.cumsum(length)
     return Prediction(ahead.records, ahead.coefficients, int(ahead.diverged_at), path, decrease)
 
 
@@ -415,27 +449,30 @@ def step(setup: Setup, state: State, ahead: Prediction, end: int, limit: float) 
     if not np.all(np.isfinite(row)):
         return lost
     point = new_weights(setup, state, [state.point], row)
-    scaling = None
+    length = ahead.path - ahead.path[state.step]
+    tau = np.clip(length / (length[end] if length[end] > 0 else 1.0), 0.0, 1.0)
+    scaling = steps = None
     if state.scaling is not None:
         f = setup.outputs(point, setup.x)
         now, then = setup.losses(state.outputs, f)
         if limit < np.inf and not then <= RISE * now:
             return lost
-        scaling = _far_scaling(setup, state, ahead, point, f, end)
-    kernel = setup.kernel_fn(point, *([] if scaling is None else [scaling.diagonal]))
+        if end > state.step + 1:  # the outputs of the path: at `point` stiff modes are off
+            f = at(ahead.train, end)
+        scaling, steps = _far_scaling(setup, state, ahead.train, point, f, tau, end)
+    kernel = setup.kernel_fn(point, *setup.diagonals(scaling))
     setup.costs.kernels += 1
     if not bool(_is_finite(kernel)):
         return lost
     damped, sharpness = None, 0.0
     if setup.damps and bool(is_nonlinear(state.linearization.kernel, kernel)):
-        damped, sharpness = setup.damping(kernel, at(ahead.train, end), end)
-    length = ahead.path - ahead.path[state.step]
-    fractions = np.clip(length / (length[end] if length[end] > 0 else 1.0), 0.0, 1.0)
-    tau = jax.device_put(fractions.astype(row.dtype))
-    segment = Segment(end, [state.point, point], kernel, damped, tau, scaling)
+        damped, sharpness = setup.damping(kernel, at(ahead.train, end), end, scaling)
+    position = jax.device_put(tau.astype(row.dtype))
+    segment = Segment(end, [state.point, point], kernel, damped, position, scaling)
     far = linearize(setup, state, kernel, point, damped, scaling)
     forcing = jax.device_put(np.zeros_like(state.outputs))
-    motion = motion_of(setup, [state.linearization, far], state.outputs, tau, forcing)
+    ends = [state.linearization, far]
+    motion = motion_of(setup, ends, state.outputs, position, forcing, steps=steps)
     corrected = run(setup, state, motion, end, keep=setup.x_test is not None)
     error = _change(setup, ahead, corrected.records, state.step, end)
     if not error <= limit:
@@ -445,25 +482,35 @@ def step(setup: Setup, state: State, ahead: Prediction, end: int, limit: float) 
     if sharpness > 1 and end == setup.steps and setup.preconditioner is None:
         return Step(Outcome.FROZEN, error, sharpness=sharpness)
     arrival = _correct(setup, state, segment, motion, corrected)
+    if scaling is not None:
+        now, reached = setup.losses(state.outputs, arrival.outputs)
+        if not reached <= RISE * now and limit < np.inf:
+            return lost
+        if not reached <= RISE * now and end == setup.steps:  # without any correction, then
+            return Step(Outcome.FROZEN, error, sharpness=sharpness)
+        # The optimizer's state is by the gradients of the corrected path.
+        weights, f = arrival.weights, arrival.outputs
+        true, _ = _far_scaling(setup, state, arrival.run.records, weights, f, tau, end)
+        segment = segment._replace(scaling=true._replace(diagonal=scaling.diagonal))
     return Step(Outcome.ACCEPTED, error, segment, arrival, sharpness)
 
 
 def _far_scaling(
-    setup: Setup, state: State, ahead: Prediction, point: Params, f: Array, end: int
-) -> Scaling:
-    """The preconditioner's diagonal at the predicted end of a segment, with outputs f."""
+    setup: Setup, state: State, train: Array, point: Params, f: Array, tau: np.ndarray, end: int
+) -> tuple[Scaling, Steps]:
+    """The diagonal at the end of a segment, with outputs f, and the numbers of its steps."""
     assert setup.preconditioner is not None
     assert setup.squares is not None
     assert state.scaling is not None
     squares = setup.squares(point, f)
-    sizes = np.asarray(_gradient_sizes(ahead.train, setup.targets, setup.loss), np.float64)
+    sizes = np.asarray(_gradient_sizes(train, setup.targets, setup.loss), np.float64)
     first, last = sizes[state.step], sizes[end]
     # Squares of gradients follow those of the outputs' gradients between both ends.
     position = (np.arange(len(sizes)) - state.step) / (end - state.step)
     fractions = 1 - position if first == last else (sizes - last) / (first - last)
     return next_scaling(
         setup.preconditioner, state.scaling, point, squares, np.clip(fractions, 0.0, 1.0)[:-1],
-        state.step, end,
+        tau, state.step, end,
     )  # fmt: skip
 
 

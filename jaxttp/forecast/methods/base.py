@@ -139,17 +139,19 @@ class Linearizer:
         is_first = weights is self.problem.weights or self.problem.is_linear
         return self.first if is_first else self._estimate(weights).kernel
 
-    def scaled(self, weights: Params, diagonal: Params) -> Kernel:
-        """J diag(q) J^T at these weights of the trained part."""
+    def scaled(self, weights: Params, diagonal: Params | None = None) -> Kernel:
+        """J diag(q) J^T at these weights of the trained part; q is 1 for None."""
         return self._scaled(weights, diagonal, None)
 
-    def cross_scaled(self, weights: Params, diagonal: Params) -> Kernel:
+    def cross_scaled(self, weights: Params, diagonal: Params | None = None) -> Kernel:
         """The same between the test samples and the training samples."""
         return self._scaled(weights, diagonal, self.problem.x_test)
 
-    def _scaled(self, weights: Params, diagonal: Params, x: Any) -> Kernel:
-        problem, none = self.problem.scaled, jax.tree.map(jnp.zeros_like, weights)
-        params = {"weights": weights, "diagonal": diagonal, "u": none}
+    def _scaled(self, weights: Params, diagonal: Params | None, x: Any) -> Kernel:
+        problem, params = self.problem, weights
+        if diagonal is not None:
+            none = jax.tree.map(jnp.zeros_like, weights)
+            problem, params = problem.scaled, {"weights": weights, "diagonal": diagonal, "u": none}
         self.kernels += 1
         if x is not None:
             return self.estimator.cross(problem, params, x)
