@@ -2,16 +2,17 @@
 
     python -m experiments.bench.adam [--preset smoke|tuning|cpu] [--minutes M] [--store FILE]
 
-Every run is a task, a rate, a batch size and a schedule. The training is forecast by kernels
-(the default), in weight space along one linearization, and by 10 % of its steps and a power law; a
-default forecast of momentum on the same task gives the cost that kernels have there. A time to 0.5,
-0.25 or 0.1 of the first loss is right within 10 % or two steps, an end within a factor of 1.25 or
-1 % of the loss decrease. Runs whose real loss rises above its start are left out. Nothing was
-tuned on the tasks of "cpu".
+Every run is a task, a rate, a batch size, a schedule, a clipping norm and a horizon. The training
+is forecast by kernels (the default), in weight space along one linearization, and by 10 % of its
+steps and a power law; a default forecast of momentum on the same task gives the cost that kernels
+have there. A time to 0.5, 0.25 or 0.1 of the first loss is right within 10 % or two steps, an end
+within a factor of 1.25 or 1 % of the loss decrease. Runs whose real loss rises above its start are
+left out. Nothing was tuned on the tasks of "cpu".
 """
 
+import functools
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -23,9 +24,45 @@ from experiments.bench.pays import power_law
 from jaxttp import predict_training_time, train, training_time
 
 MODULE = "experiments.bench.adam"
-STEPS = 150
-RUNS = ((1e-3, 32, False), (3e-3, 32, True), (1e-3, None, False), (3e-3, None, False))
-"""Rate, batch size, and whether with warm-up and cosine."""
+
+
+class Run(NamedTuple):
+    """A training with AdamW.
+
+    Attributes:
+        rate: the highest learning rate.
+        batch: samples a step; None for all.
+        warm: whether with warm-up and cosine.
+        clip: the global norm that gradients are clipped to, or None.
+        steps: of the training.
+    """
+
+    rate: float
+    batch: int | None = None
+    warm: bool = False
+    clip: float | None = None
+    steps: int = 150
+
+    @property
+    def group(self) -> str:
+        """The row of the table."""
+        parts = ["all" if self.batch is None else str(self.batch)]
+        parts += [f"clipped at {self.clip:g}"] * (self.clip is not None)
+        return ", ".join([*parts, f"{self.steps} steps"])
+
+
+RUNS = (
+    Run(1e-3, 32), Run(3e-3, 32, warm=True), Run(1e-3), Run(3e-3),
+    Run(3e-3, 32, clip=1.0), Run(1e-3, clip=1.0),
+)  # fmt: skip
+LONG = Run(1e-3, steps=600)
+"""With the tasks of LONG_TASKS."""
+LONG_TASKS = (
+    "digits even, ResNet",
+    "digits 5-9, MLP",
+    "patches, ResNet",
+    "CNN, digits to inverted",
+)
 LEVELS = (0.5, 0.25, 0.1)
 THRESHOLDS = (0.01, 0.1, 0.4)
 METHODS = {"kernels": {}, "weight space": {"relinearize": 0}}
@@ -36,27 +73,39 @@ PRESETS = {
 }
 
 
-def measure(name: str, task: str, rate: float, batch: int | None, warm: bool) -> Row:
+def measure(name: str, task: str, run: Run) -> Row:
     """The real curve, and each forecast's with its cost."""
     job = warning_tasks.any_task(task, 0)
     loss = getattr(job, "loss", "cross_entropy")
-    schedule: Any = rate
-    if warm:
-        schedule = optax.warmup_cosine_decay_schedule(0.0, rate, STEPS // 10, STEPS)
-    key = None if batch is None else jax.random.key(3)
-    batch = None if batch is None else min(batch, len(job.x) // 2)
-    how = {"loss": loss, "batch_size": batch, "key": key, "steps": STEPS}
-    adam = how | {"optimizer": optax.adamw(schedule, weight_decay=0.01)}
+    schedule: Any = run.rate
+    if run.warm:
+        schedule = optax.warmup_cosine_decay_schedule(0.0, run.rate, run.steps // 10, run.steps)
+    optimizer = optax.adamw(schedule, weight_decay=0.01)
+    if run.clip is not None:
+        optimizer = optax.chain(optax.clip_by_global_norm(run.clip), optimizer)
+    key = None if run.batch is None else jax.random.key(3)
+    batch = None if run.batch is None else min(run.batch, len(job.x) // 2)
+    how = {"loss": loss, "batch_size": batch, "key": key, "steps": run.steps}
+    adam = how | {"optimizer": optimizer}
     real = train(*job.model, job.x, job.y, **adam)
-    out: Row = {"name": name, "task": task, "rate": rate, "batch": batch, "warm": warm}
+    out: Row = {"name": name, "task": task, "group": run.group, **run._asdict()}
     out |= {"real": rounded(real.loss), "seconds": real.seconds, "forecasts": {}}
     for method, options in METHODS.items():
         out["forecasts"][method] = forecast(job, adam | options)
     tenth = {"loss": rounded(power_law(np.asarray(real.loss, np.float64))), "fraction": 0.1}
     out["forecasts"]["10 % of the training run, power law"] = tenth
-    curvature = out["forecasts"]["kernels"]["limit"]
-    out["momentum"] = forecast(job, how | {"learning_rate": 0.1 * curvature, "momentum": 0.9})
+    out["momentum"] = momentum(task, run.batch, run.steps)
     return out
+
+
+@functools.cache
+def momentum(task: str, batch: int | None, steps: int) -> Row:
+    """The forecast of momentum with the same samples."""
+    job = warning_tasks.any_task(task, 0)
+    how = {"loss": getattr(job, "loss", "cross_entropy"), "steps": steps, "momentum": 0.9}
+    if batch is not None:
+        how |= {"batch_size": min(batch, len(job.x) // 2), "key": jax.random.key(3)}
+    return forecast(job, how | {"learning_rate": 0.1})
 
 
 def forecast(job: Any, how: Row) -> Row:
@@ -68,7 +117,7 @@ def forecast(job: Any, how: Row) -> Row:
         "loss": rounded(found.loss), "cpu": time.process_time() - begun,
         "fraction": found.cost.operations / found.cost.training_operations,
         "kernels": found.cost.kernels, "warned": found.warnings is not None,
-        "stable": found.stable, "limit": min(found.max_learning_rate, 1.0),
+        "stable": found.stable,
     }  # fmt: skip
 
 
@@ -96,14 +145,14 @@ def judge(guess: np.ndarray, real: np.ndarray) -> tuple[list[bool], bool, list[i
 def table(rows: list[Row]) -> str:
     """Errors and cost by batches and method."""
     lines = [head((
-        "batches", "forecast", "runs", "times right", "ends right", "error at 1 / 10 / 40 %, steps",
-        "wrong, warned", "right, warned", "FLOPs, forecast / training", "FLOPs / momentum's",
-        "CPU s / momentum's",
+        "batches, steps", "forecast", "runs", "times right", "ends right",
+        "error at 1 / 10 / 40 %, steps", "wrong, warned", "right, warned",
+        "FLOPs, forecast / training", "FLOPs / momentum's", "CPU s / momentum's",
     ))]  # fmt: skip
     rows = [row for row in rows if max(row["real"]) <= 1.02 * row["real"][0]]
-    for batches, kept in (("32", True), ("all", False)):
-        some = [row for row in rows if (row["batch"] is not None) == kept]
-        for method in some[0]["forecasts"] if some else ():
+    for group in dict.fromkeys(row["group"] for row in rows):
+        some = [row for row in rows if row["group"] == group]
+        for method in some[0]["forecasts"]:
             found = [row["forecasts"][method] for row in some]
             judged = [
                 judge(np.array(f["loss"]), np.array(row["real"]))
@@ -111,7 +160,7 @@ def table(rows: list[Row]) -> str:
             ]
             times = [right for rights, _, _ in judged for right in rights]
             cells = [
-                batches, method, len(some), f"{sum(times)} of {len(times)}",
+                group, method, len(some), f"{sum(times)} of {len(times)}",
                 f"{sum(end for _, end, _ in judged)} of {len(judged)}",
                 " / ".join(f"{e:.1f}" for e in np.mean([off for *_, off in judged], axis=0)),
             ]  # fmt: skip
@@ -135,9 +184,9 @@ def main(arguments: list[str] | None = None) -> list[Row]:
     options = parser(MODULE, __doc__, PRESETS).parse_args(arguments)
     jobs = []
     for task in PRESETS[options.preset]:
-        for run in RUNS:
-            name = f"{task}/{run}"
-            jobs.append((name, lambda name=name, task=task, run=run: measure(name, task, *run)))
+        for run in (*RUNS, *[LONG] * (task in LONG_TASKS)):
+            name = f"{task}/{tuple(run)}"
+            jobs.append((name, lambda name=name, task=task, run=run: measure(name, task, run)))
     rows = go_on(store_of(MODULE, options), jobs, options.minutes)
     print(table(rows))
     return rows

@@ -34,8 +34,8 @@ from jaxttp.dynamics.optimizers import (
 )
 
 REFUSAL = (
-    "optimizer is not one linear filter behind a diagonal of past gradients (clipping by value, sign "
-    "and accumulated steps are not), so its path cannot be followed by kernels. Simulate the "
+    "optimizer is not one linear filter behind a diagonal of past gradients (clipping by value, "
+    "sign and accumulated steps are not), so its path cannot be followed by kernels. Simulate the "
     "linearized network in weight space instead (dynamics='weight_space')."
 )
 LARGE = 4096
@@ -223,10 +223,10 @@ def _representative(optimizer: Any, params: Params) -> tuple[Params, tuple[bool,
     alike = not np.any(np.ptp(updates, axis=1))
     alike &= not np.any(decays) or not np.any(np.ptp(decayed[:, decays], axis=1))
     try:
-        alone = np.concatenate(respond(one))
+        alike &= np.array_equal(np.concatenate(respond(one)), whole[:, leaf, None])
     except Exception:  # a mask that knows the names of all leaves
         alike = False
-    if alike and np.array_equal(alone, whole[:, leaf, None]):
+    if alike:
         return one, flags
     if not np.allclose(np.concatenate(respond(small)), whole, rtol=1e-6, atol=0.0):
         raise ValueError("small leaves are treated in another way")
@@ -238,7 +238,7 @@ def _max_norm(optimizer: Any, params: Params, like: Params) -> float:
 
     def act(size: float, tree: Params) -> list[np.ndarray]:
         """The accumulators after two steps, the updates where there are none."""
-        rng, zeros = np.random.default_rng(1), _filled(tree, 0.0)
+        rng, zeros, updates = np.random.default_rng(1), _filled(tree, 0.0), None
         draws = jax.tree.map(lambda a: rng.standard_normal(np.shape(a)), zeros)
         norm = np.sqrt(sum(np.sum(g**2) for g in jax.tree.leaves(draws)))
         gradient, state = jax.tree.map(lambda g: size / norm * g, draws), optimizer.init(zeros)

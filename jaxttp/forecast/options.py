@@ -37,8 +37,8 @@ MOST_TOKENS = 2**14
 REBUILT = ("auto", "recursion", "sde")
 """Dynamics whose kernel can be rebuilt."""
 NOT_LINEAR = (
-    "optimizer is not linear in the gradients (clipping, sign and accumulated steps are not), so "
-    "it is simulated in weight space, where no kernel is rebuilt"
+    "optimizer is neither linear in the gradients nor like Adam (sign and accumulated steps are "
+    "not), so it is simulated in weight space, where no kernel is rebuilt"
 )
 
 

@@ -110,7 +110,8 @@ def predict_training_time(  # noqa: PLR0913
         momentum: heavy-ball momentum in [0, 1), with `learning_rate`.
         batch_size: samples a step; all of them when None.
         optimizer: an optax transformation. Kernels follow linear ones (momentum, Nesterov,
-            schedules, decoupled decay) and Adam; others (clipping) run in the linearized network.
+            schedules, decoupled decay), Adam and clipping by the global norm. Others (Lion) run in
+            the linearized network.
         steps: the horizon T, in steps.
         target_loss: losses to get below; their times are in `Prediction.targets`.
         key: a `jax.random.key`, needed with `batch_size` and `sketch_dim`.

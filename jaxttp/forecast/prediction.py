@@ -68,7 +68,7 @@ class Prediction:
             1,).
         max_learning_rate: beyond it the linearized network diverges at the start of training; of an
             `optimizer` at the step that exceeds its limit the most. Infinite for Adam, whose limit
-            moves; of gradient descent where the optimizer has none (clipping, accumulated steps).
+            moves; of gradient descent where the optimizer has none (Lion, accumulated steps).
         stable: False when the outputs diverge or the loss exceeds twice its start; with one kernel
             also when the learning rate of any step exceeds the limit of full batches. With rebuilt
             kernels the loss alone decides: rates beyond the limit often train.

@@ -1,4 +1,4 @@
-"""Factors J S of kernels between two linearizations: the network linearized at the present point."""
+"""Factors J S of two kernels: the network is linearized at every point between both."""
 
 import jax
 import jax.numpy as jnp

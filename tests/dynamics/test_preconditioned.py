@@ -14,7 +14,7 @@ from jaxttp.losses import encode_targets
 from jaxttp.ntk.kernels import Factored
 from tests import oracles
 
-RATES = optax.warmup_cosine_decay_schedule(0.0, 0.01, 3, 64)  # its first step moves nothing
+RATES = optax.warmup_cosine_decay_schedule(0.0, 0.01, 3, 6)  # 0 in the first step and after 6
 MATRICES = optax.adamw(
     RATES, weight_decay=0.3, mask=lambda w: jax.tree.map(lambda a: a.ndim > 1, w)
 )
@@ -146,6 +146,11 @@ def test_a_kernel_at_every_step_is_training_itself(problem, name):
     np.testing.assert_allclose(path.train, truth(problem, optimizer, 6), atol=1e-7)
     want = truth(problem, optimizer, 6, x_test=problem.x_test)
     np.testing.assert_allclose(path.test, want, atol=1e-7)
+
+
+def test_a_rate_that_falls_to_zero(problem):
+    path = forecast(problem, MATRICES, 6, (2, 4, 6), damp=False)
+    np.testing.assert_allclose(path.train, truth(problem, MATRICES, 6), atol=0.03)
 
 
 @pytest.mark.slow

@@ -176,12 +176,13 @@ def relinearized_recursion(  # noqa: PLR0913
         for part in fractions
     ]
     squares = _mean_squares(apply_fn, pull, x, targets, loss, batch_size, protocol)
-    scaling = None
+    scaling, diagonals = None, []
     if scaled is not None:
         scaling = first_scaling(scaled, params, squares(params, f0))
+    if scaled is not None and scaling is not None and not scaled.is_constant:
         sign_step = int(np.argmax(scaled.scales != 0.0)) + 1
         controller = dataclasses.replace(controller, sign_step=sign_step)
-    diagonals = [] if scaling is None or scaled.is_constant else [scaling.diagonal]
+        diagonals = [scaling.diagonal]
     kernel = check_finite_value("kernel", kernel_fn(params, *diagonals))
     motion = Motion.of(kernel, f0, None)  # the optimizer acts on its vectors
     setup = Setup(

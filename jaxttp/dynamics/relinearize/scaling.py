@@ -157,14 +157,16 @@ def _advance_jit(
         trace = sum(sums) / preconditioner.divisors[t]
         return state, traces.at[t].set(trace.astype(traces.dtype))
 
-    state, traces = jax.lax.fori_loop(start, end, step, (state, jnp.zeros_like(fractions)))
+    last = jnp.minimum(end, len(fractions) - 1)  # there is no step after the horizon
+    state, traces = jax.lax.fori_loop(start, last, step, (state, jnp.zeros_like(fractions)))
 
     def drifted(a: Array, b: Array) -> Array:
         change = jnp.mean((jnp.sqrt(b) - jnp.sqrt(a)) ** 2)
         return b + jnp.where(end - start > 1, change, 0.0)  # single steps are exact
 
     response, _ = preconditioner.step(state, jax.tree.map(drifted, near, far), weights)
-    scale = preconditioner.divisors[jnp.minimum(end, len(fractions) - 1)]
+    scale = preconditioner.divisors[last]
+    state, traces = jax.lax.fori_loop(last, end, step, (state, traces))
     return state, jax.tree.map(lambda q: (q / scale).astype(q.dtype), response), traces
 
 

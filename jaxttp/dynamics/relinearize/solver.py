@@ -275,7 +275,7 @@ def _carried(setup: Setup, state: State, far: Scaling | None = None) -> list[Par
 def motion_of(
     setup: Setup, ends: list[Linearization], *more: Any, steps: Steps | None = None
 ) -> Motion:
-    """How outputs move between these linearizations; behind a diagonal with numbers of the steps."""
+    """How outputs move between these linearizations; `steps` are those behind a diagonal."""
     preconditioner = setup.preconditioner
     if preconditioner is None:
         return Motion(ends, *more)
@@ -411,11 +411,10 @@ def predict(setup: Setup, state: State) -> Prediction:
     length = np.where(np.arange(len(length)) > state.step, length, 0.0)
     if setup.preconditioner is not None:  # where it diverges, lengths say nothing
         loss = np.asarray(curves(ahead.records, setup.targets, setup.loss)[0], np.float64)
-        has_risen = np.cumsum(~(loss <= RISE * loss[state.step])[state.step :]) > 0
-        most = np.max(length[state.step :], where=~has_risen, initial=0.0)
-        length[state.step :] = np.where(
-            has_risen, np.fmin(length[state.step :], most), length[state.step :]
-        )
+        is_risen = ~(loss <= RISE * loss[state.step]) & (length > 0)
+        has_risen = np.cumsum(is_risen) > 0
+        most = np.max(length, where=~has_risen, initial=0.0)
+        length = np.where(has_risen, np.fmin(length, most), length)
     first, last = setup.losses(setup.f0, at(ahead.records, setup.steps))
     # A path that diverges would make any error look small.
     decrease, path = min(abs(first - last), abs(first)), np.cumsum(length)

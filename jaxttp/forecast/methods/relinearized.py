@@ -109,7 +109,7 @@ class Preconditioned(Relinearized):
 
     Attributes:
         rebuilds: see `Relinearized`.
-        tolerance: see there; None for 0.01 up to 300 steps.
+        tolerance: see there; None for 0.006 up to 300 steps.
         most: see there.
         optimizer: the filter and the diagonal, where they are known.
 
@@ -124,7 +124,7 @@ class Preconditioned(Relinearized):
     optimizer: PreconditionedFilter | None = dataclasses.field(
         default=None, repr=False, compare=False
     )
-    accuracy = 0.01
+    accuracy = 0.006
     is_scaled = True
 
     def check(self, descent: Descent, weights: Params, loss: Loss) -> None:
