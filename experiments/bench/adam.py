@@ -47,7 +47,7 @@ class Run(NamedTuple):
     def group(self) -> str:
         """The row of the table."""
         parts = ["all" if self.batch is None else str(self.batch)]
-        parts += [f"clipped at {self.clip:g}"] * (self.clip is not None)
+        parts += [] if self.clip is None else [f"clipped at {self.clip:g}"]
         return ", ".join([*parts, f"{self.steps} steps"])
 
 

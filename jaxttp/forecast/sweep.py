@@ -24,16 +24,15 @@ from jaxttp.dynamics._kernels import check_problem
 from jaxttp.dynamics.batches import batch_indices, check_batches
 from jaxttp.dynamics.recursion import heavy_ball_curves
 from jaxttp.dynamics.stability import max_learning_rate
-from jaxttp.forecast.cost import Price, plan_forecast, suited
+from jaxttp.forecast.cost import Price, is_rebuilt, plan_forecast, suited
 from jaxttp.forecast.methods.base import Linearizer
-from jaxttp.forecast.methods.linear import Linear, Recursion
-from jaxttp.forecast.methods.relinearized import Relinearized
+from jaxttp.forecast.methods.linear import Recursion
 from jaxttp.forecast.options import Keywords, announce, check_processes, check_tokens, choose_kernel
 from jaxttp.forecast.predict import forecast_along
 from jaxttp.forecast.prediction import Prediction
 from jaxttp.forecast.problem import Problem
 from jaxttp.forecast.stability import rises
-from jaxttp.forecast.sweep_result import FEW, FIRST, Sweep, held_to
+from jaxttp.forecast.sweep_result import FEW, Sweep, held_to
 from jaxttp.forecast.training_setup import Descent, Hyperparameters, check_descent, check_settings
 from jaxttp.forecast.uncertainty import speed_warning
 from jaxttp.losses import Loss, get_loss
@@ -402,7 +401,7 @@ def forecast_leaders(
 
     Best first (`_next`), two to eight; of eight settings or fewer all stable ones. The default
     budget bounds the rebuilt kernels. A `shared_target` is chosen again after each forecast.
-    Settings that are followed in weight space keep their forecast.
+    Settings that kernels cannot follow keep their forecast in weight space.
 
     Args:
         screened: on the first kernel.
@@ -413,22 +412,30 @@ def forecast_leaders(
     Returns:
         A `Sweep` whose `relinearized` names the settings that were forecast again.
     """
-    keywords, result = Keywords(relinearize=relinearize), screened
+    result = screened
     most = len(screened.settings) if len(screened.settings) <= FEW else MOST
+    most *= relinearize != 0
     followed: dict[int, Prediction] = {}
-    while len(followed) < most and (i := _next(result)) is not None:
+    kept: set[int] = set()
+    while len(followed) < most and (i := _next(result, kept)) is not None:
         own, descent = linearizer.centered(), plan.descent(plan.settings[i])
-        dynamics = keywords.choose(descent, own.problem.weights)
-        if relinearize == "auto":
-            planned = plan_forecast(dynamics, own.problem, descent, linearizer.estimator)
+        dynamics = Keywords().choose(descent, own.problem.weights)
+        if not is_rebuilt(dynamics):
+            kept.add(i)
+            continue
+        if relinearize != "auto":
+            dynamics = Keywords(relinearize=relinearize).choose(descent, own.problem.weights)
+        if relinearize == "auto" or dynamics.is_scaled:
+            kernel = None if dynamics.is_scaled else linearizer.estimator
+            planned = plan_forecast(dynamics, own.problem, descent, kernel)
             dynamics = planned.dynamics
+            if dynamics.is_scaled:  # kernels of its own
+                own = Linearizer(own.problem, planned.kernel)
             if linearizer.progress is None and not followed:
                 what = f"forecasting up to {most} leading settings again"
                 hint = "relinearize=0 stays with one kernel; jaxttp.race trains them"
                 announce(planned, what, hint, forecasts=most, trainings=len(result.settings))
         dynamics = suited(dynamics, own.problem)
-        if not isinstance(dynamics, Relinearized | Linear):
-            break
         linearizer.report("rebuilding kernels of the leading settings", len(followed), most)
         followed[i] = forecast_along(own, descent, dynamics, plan.rule, targets=plan.targets)
         result = screened.with_forecasts(followed)
@@ -443,8 +450,8 @@ def forecast_leaders(
     return dataclasses.replace(result, trainings=spent)
 
 
-def _next(result: Sweep) -> int | None:
-    """The setting to forecast next; None where all leading ones have been.
+def _next(result: Sweep, kept: set[int]) -> int | None:
+    """The setting to forecast next, but for `kept`; None where all leading ones have been.
 
     First the leaders by steps and by cost; then the next higher rate of each, also beyond the first
     kernel's limit; then the ranking, then the settings that end nearest to the target. Of few
@@ -458,7 +465,8 @@ def _next(result: Sweep) -> int | None:
         waiting += [*order, *nearest, *within]
     elif len(result.relinearized) < LEAST:
         waiting += [*order, *nearest]
-    return next((i for i in waiting if i is not None and result.method(i) == FIRST), None)
+    done = kept | set(result.relinearized)
+    return next((i for i in waiting if i is not None and i not in done), None)
 
 
 def _higher(result: Sweep, leader: int) -> int | None:

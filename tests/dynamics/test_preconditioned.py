@@ -86,6 +86,7 @@ def test_filters_are_recognized_by_their_updates(problem, name):
     optimizer, linear = FOLLOWED[name]
     found = preconditioned_filter(optimizer, problem.params, 20)
     assert found.linear == linear
+    np.testing.assert_allclose(found.max_norm, 0.3 if "clipped" in name else np.inf)
     assert found.decays == ((False, True, True) if "mask" in name else found.decays)
 
 

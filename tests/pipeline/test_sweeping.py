@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxttp import predict_training_time
-from jaxttp.forecast.sweep_result import SIMULATED
+from jaxttp.forecast.sweep_result import REBUILT, SIMULATED
 from jaxttp.pipeline import (
     Choices,
     Settings,
@@ -71,7 +71,7 @@ def test_algorithms_of_a_grid():
         "adamw, rate 0.01, decay 0",
         "adamw, rate 0.01, decay 0.1",
     ]
-    assert [found.sweep.method(i) for i in (6, 7, 8)] == [SIMULATED] * 3
+    assert {found.sweep.method(i) for i in (6, 7, 8)} <= {REBUILT, SIMULATED}
     seconds = found.sweep.step_seconds
     assert seconds.shape == (9,)
     assert len(set(seconds.tolist())) <= 4  # one an algorithm
