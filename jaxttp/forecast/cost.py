@@ -240,7 +240,8 @@ def plan_forecast(
     dynamics = suited(dynamics, problem)
     free = is_rebuilt(dynamics) and center_of(dynamics).rebuilds == "auto"
     is_scaled = _is_scaled(dynamics)
-    rebuilds = range(MOST, 0 if is_scaled else -1, -1) if free else (None,)
+    least = 1 if is_scaled else 0
+    rebuilds = range(center_of(dynamics).most, least - 1, -1) if free else (None,)
     if is_scaled:
         kernels = _projections(kernel, descent, key)
     else:

@@ -96,7 +96,7 @@ PREDICT = {
     "unknown loss": ({"loss": "hinge"}, "loss='hinge' is not known"),
     "Lion relinearized": (
         {"optimizer": optax.lion(0.1), "relinearize": 2},
-        "relinearize=2 does nothing here: optimizer is not linear in the gradients",
+        "relinearize=2 does nothing here: optimizer is neither linear",
     ),
     "momentum twice": ({"optimizer": optax.sgd(0.1), "momentum": 0.9}, "momentum=0.9 goes with"),
 }
