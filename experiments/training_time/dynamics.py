@@ -26,8 +26,8 @@ CLAIM = {
     "ours-momentum": "With momentum 0.9 the recursion on the outputs is nearer to the real "
     "training than the effective learning rate η/(1 − m), most of all in the first steps. (ours; "
     "TTP Figure 2)",
-    "ours-adam": "Kernels behind Adam's diagonal predict its training, also where one linearization "
-    "in weight space is far off. (ours)",
+    "ours-adam": "Kernels behind Adam's diagonal predict its training, also where one "
+    "linearization in weight space is far off. (ours)",
 }
 
 

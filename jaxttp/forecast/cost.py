@@ -243,7 +243,7 @@ def plan_forecast(
     least = 1 if is_scaled else 0
     rebuilds = range(center_of(dynamics).most, least - 1, -1) if free else (None,)
     if is_scaled:
-        kernels = _projections(kernel, descent, key)
+        kernels = _projections(kernel, problem, descent, key)
     else:
         kernels = [kernel] if kernel is not None else _kernels(problem, descent, key)
     samples = dynamics.trained_samples(problem)
@@ -282,7 +282,7 @@ def _kernels(problem: Problem, descent: Descent, key: Any) -> list[KernelEstimat
 
 
 def _projections(
-    kernel: KernelEstimator | None, descent: Descent, key: Any
+    kernel: KernelEstimator | None, problem: Problem, descent: Descent, key: Any
 ) -> list[KernelEstimator]:
     """Kernels of a preconditioned network: its path needs them as factors.
 
@@ -292,7 +292,9 @@ def _projections(
     most = MODEL.scaled_width[descent.batch_size is None]
     if kernel is None:
         widths = [width for width in reversed(MODEL.widths) if width <= most]
-        return [Sketched(width, _key(key), factored=True) for width in widths]
+        sketches = [Sketched(width, _key(key), factored=True) for width in widths]
+        fitting = [sketch for sketch in sketches if _bytes(sketch, problem) <= MODEL.memory]
+        return [*(fitting or sketches[-1:])]
     if not isinstance(kernel, Sketched):
         raise ValueError(
             "kernel must be Sketched(width, key) for an optimizer that is followed behind a "

@@ -199,6 +199,11 @@ def view_of(view, f):
     return centered_logits(f[None])[0]
 
 
-def test_adam_needs_no_accumulators(problem):
+def test_adam_needs_factors_and_no_accumulators(problem):
     with pytest.raises(ValueError, match="accumulators cannot be given"):
         forecast(problem, optax.adam(0.1), 4, (4,), accumulators=(problem.params,))
+    with pytest.raises(TypeError, match=r"kernel_fn must return .*Factored"):
+        relinearized_recursion(
+            problem.apply_fn, problem.params, problem.x, problem.labels, loss="cross_entropy",
+            optimizer=optax.adam(0.1), steps=4, rebuilds=1, kernel_fn=lambda w, q: jnp.eye(7),
+        )  # fmt: skip

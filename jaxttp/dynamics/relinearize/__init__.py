@@ -45,7 +45,7 @@ from jaxttp.dynamics.relinearize.scaling import first_scaling
 from jaxttp.dynamics.relinearize.solver import Costs, Setup, State, linearize
 from jaxttp.dynamics.stability import curvature_limits
 from jaxttp.losses import Loss, encode_targets
-from jaxttp.ntk.kernels import Kernel
+from jaxttp.ntk.kernels import Factored, Kernel
 
 
 def relinearized_recursion(  # noqa: PLR0913
@@ -116,6 +116,7 @@ def relinearized_recursion(  # noqa: PLR0913
         ValueError: an optimizer that is not linear, bad labels, segments not ending at `steps`, a
             wrong number of accumulators, one of x_test and kernel_test_fn alone; traced values: it
             reads them, so it does not work under `jit`.
+        TypeError: an array where the optimizer needs factors.
 
     Example:
         >>> import jax.numpy as jnp, optax
@@ -184,6 +185,12 @@ def relinearized_recursion(  # noqa: PLR0913
         controller = dataclasses.replace(controller, sign_step=sign_step)
         diagonals = [scaling.diagonal]
     kernel = check_finite_value("kernel", kernel_fn(params, *diagonals))
+    if scaled is not None and not isinstance(kernel, Factored):
+        raise TypeError(
+            "kernel_fn must return jaxttp.ntk.Factored for an optimizer that is followed behind a "
+            f"diagonal, or clips; got an array {kernel.shape}. Its columns belong to one random "
+            "projection at all weights, see jaxttp.ntk.sketch_jacobian."
+        )
     motion = Motion.of(kernel, f0, None)  # the optimizer acts on its vectors
     setup = Setup(
         outputs, pull, push, x, f0, targets, loss, kernel_fn,
