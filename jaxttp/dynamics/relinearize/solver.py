@@ -485,7 +485,7 @@ def step(setup: Setup, state: State, ahead: Prediction, end: int, limit: float) 
         now, reached = setup.losses(state.outputs, arrival.outputs)
         if not reached <= RISE * now and limit < np.inf:
             return lost
-        if not reached <= RISE * now and end == setup.steps:  # without any correction, then
+        if not reached <= RISE * now and end > state.step + 1:  # without any correction, then
             return Step(Outcome.FROZEN, error, sharpness=sharpness)
         # The optimizer's state is by the gradients of the corrected path.
         weights, f = arrival.weights, arrival.outputs
