@@ -485,7 +485,8 @@ def step(setup: Setup, state: State, ahead: Prediction, end: int, limit: float) 
         now, reached = setup.losses(state.outputs, arrival.outputs)
         if not reached <= RISE * now and limit < np.inf:
             return lost
-        if not reached <= RISE * now and end > state.step + 1:  # without any correction, then
+        # Without any correction, then; but for the first step, along the gradient's signs.
+        if not reached <= RISE * now and 0 < state.step < end - 1:
             return Step(Outcome.FROZEN, error, sharpness=sharpness)
         # The optimizer's state is by the gradients of the corrected path.
         weights, f = arrival.weights, arrival.outputs
