@@ -114,8 +114,7 @@ class PreconditionedFilter(eqx.Module):
 
     def clipped(self, gradient: Params) -> Params:
         """A gradient with a global norm of `max_norm` at most."""
-        norm = jnp.sqrt(jnp.asarray(sum(jnp.vdot(g, g) for g in jax.tree.leaves(gradient))))
-        part = jnp.minimum(1.0, self.max_norm / jnp.maximum(norm, 1e-30))
+        part = jnp.minimum(1.0, self.max_norm / jnp.maximum(optax.global_norm(gradient), 1e-30))
         return jax.tree.map(lambda g: (part * g).astype(g.dtype), gradient)
 
     def kept(self, squares: Params) -> float:
@@ -191,6 +190,11 @@ def _filled(params: Params, value: Any) -> Params:
     return jax.tree.map(lambda leaf: jnp.full(np.shape(leaf), value, jnp.float64), params)
 
 
+def _small(params: Params) -> Params:
+    """Small leaves with as many axes as these."""
+    return jax.tree.map(lambda leaf: np.zeros((2,) * np.ndim(leaf)), params)
+
+
 def _representative(optimizer: Any, params: Params) -> tuple[Params, tuple[bool, ...]]:
     """The smallest leaf that stands for all, or small leaves; and which of all decay.
 
@@ -216,7 +220,7 @@ def _representative(optimizer: Any, params: Params) -> tuple[Params, tuple[bool,
     decays = np.any(decayed != 0.0, axis=0)
     leaves = jax.tree.leaves(params)
     leaf = min(range(len(leaves)), key=lambda i: (not decays[i], np.size(leaves[i])))
-    small = jax.tree.map(lambda a: np.zeros((2,) * np.ndim(a)), params)
+    small = _small(params)
     sized = leaves if np.size(leaves[leaf]) <= LARGE else jax.tree.leaves(small)
     one, whole = {"weight": sized[leaf]}, np.concatenate([updates, decayed])
     flags = tuple(map(bool, decays))
@@ -240,8 +244,8 @@ def _max_norm(optimizer: Any, params: Params, like: Params) -> float:
         """The accumulators after two steps, the updates where there are none."""
         rng, zeros, updates = np.random.default_rng(1), _filled(tree, 0.0), None
         draws = jax.tree.map(lambda a: rng.standard_normal(np.shape(a)), zeros)
-        norm = np.sqrt(sum(np.sum(g**2) for g in jax.tree.leaves(draws)))
-        gradient, state = jax.tree.map(lambda g: size / norm * g, draws), optimizer.init(zeros)
+        part, state = size / optax.global_norm(draws), optimizer.init(zeros)
+        gradient = jax.tree.map(lambda g: part * g, draws)
         for _ in range(2):  # the first rate may be zero
             updates, state = optimizer.update(gradient, state, zeros)
         rows = slots(optimizer, state) or jax.tree.leaves(updates)
@@ -254,7 +258,7 @@ def _max_norm(optimizer: Any, params: Params, like: Params) -> float:
     def is_clipped(size: float, tree: Params) -> bool:
         return all(are_alike(size, tree))
 
-    small = jax.tree.map(lambda a: np.zeros((2,) * np.ndim(a)), params)
+    small = _small(params)
     if not any(are_alike(1e6, small)):
         return np.inf
     low, high = 1e-6, 1e6

@@ -180,10 +180,10 @@ def relinearized_recursion(  # noqa: PLR0913
     scaling, diagonals = None, []
     if scaled is not None:
         scaling = first_scaling(scaled, params, squares(params, f0))
-    if scaled is not None and scaling is not None and not scaled.is_constant:
-        sign_step = int(np.argmax(scaled.scales != 0.0)) + 1
-        controller = dataclasses.replace(controller, sign_step=sign_step)
-        diagonals = [scaling.diagonal]
+        if not scaled.is_constant:
+            sign_step = int(np.argmax(scaled.scales != 0.0)) + 1
+            controller = dataclasses.replace(controller, sign_step=sign_step)
+            diagonals = [scaling.diagonal]
     kernel = check_finite_value("kernel", kernel_fn(params, *diagonals))
     if scaled is not None and not isinstance(kernel, Factored):
         raise TypeError(

@@ -8,7 +8,6 @@ for all weights of a leaf. And every step is scaled so that its g^T q g is that 
 which the optimizer has at this step.
 """
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -19,6 +18,7 @@ from jaxtyping import Array, Float
 from jaxttp._core.compile import jit
 from jaxttp._core.types import Params
 from jaxttp.dynamics._kernels import image_of
+from jaxttp.dynamics._network import inner, scale
 from jaxttp.dynamics.optimizers import inlined
 from jaxttp.dynamics.preconditioned import PreconditionedFilter
 from jaxttp.dynamics.recursion import Motion
@@ -38,6 +38,26 @@ class Scaling(NamedTuple):
     state: Any
 
 
+class Steps(NamedTuple):
+    """Numbers of every step of a segment (T,).
+
+    Attributes:
+        factors: g^T q g over that with the mean of both ends' q^(1/2).
+        ratios: g^T g over that, with which gradients are clipped.
+    """
+
+    factors: np.ndarray
+    ratios: np.ndarray
+
+    @classmethod
+    def of_start(cls, scaling: Scaling, steps: int) -> "Steps":
+        """With the diagonal at a segment's start."""
+        roots = jax.tree.map(jnp.sqrt, scaling.diagonal)
+        plain, near, *_ = np.asarray(_traces(scaling.squares, roots, roots), np.float64)
+        one = np.ones(steps)
+        return cls(one, one * (plain / near if near > 0 else 1.0))
+
+
 def first_scaling(
     preconditioner: PreconditionedFilter, weights: Params, squares: Params
 ) -> Scaling:
@@ -49,12 +69,11 @@ def first_scaling(
         squares: of the gradients there.
     """
     first = int(np.argmax(preconditioner.scales != 0.0))
-    first_state = preconditioner.start
     constant = np.ones(len(preconditioner.scales))
     _, diagonal, _ = _advance(
-        preconditioner, first_state, squares, squares, weights, constant, 0, first
+        preconditioner, preconditioner.start, squares, squares, weights, constant, 0, first
     )
-    return Scaling(diagonal, squares, first_state)
+    return Scaling(diagonal, squares, preconditioner.start)
 
 
 def next_scaling(
@@ -66,7 +85,7 @@ def next_scaling(
     tau: np.ndarray,
     start: int,
     end: int,
-) -> tuple[Scaling, "Steps"]:
+) -> tuple[Scaling, Steps]:
     """The diagonal at the end of a segment, and the numbers of its steps.
 
     Args:
@@ -98,37 +117,12 @@ def next_scaling(
     return Scaling(diagonal, squares, state), steps
 
 
-class Steps(NamedTuple):
-    """Numbers of every step of a segment (T,).
-
-    Attributes:
-        factors: g^T q g over that with the mean of both ends' q^(1/2).
-        ratios: g^T g over that, with which gradients are clipped.
-    """
-
-    factors: np.ndarray
-    ratios: np.ndarray
-
-    @classmethod
-    def of_start(cls, scaling: Scaling, steps: int) -> "Steps":
-        """With the diagonal at a segment's start."""
-        roots = jax.tree.map(jnp.sqrt, scaling.diagonal)
-        plain, near, *_ = np.asarray(_traces(scaling.squares, roots, roots), np.float64)
-        one = np.ones(steps)
-        return cls(one, one * (plain / near if near > 0 else 1.0))
-
-
 @jit
 def _traces(squares: Params, near: Params, far: Params) -> Array:
     """Sums over the weights of the squares, and of the squares times a^2, a b and b^2."""
-
-    def total(*roots: Params) -> Array:
-        products = jax.tree.map(
-            lambda s, *r: jnp.sum(functools.reduce(jnp.multiply, r, s)), squares, *roots
-        )
-        return jnp.asarray(sum(jax.tree.leaves(products)))
-
-    return jnp.stack([total(), total(near, near), total(near, far), total(far, far)])
+    pairs = (near, near), (near, far), (far, far)
+    plain = jnp.asarray(sum(map(jnp.sum, jax.tree.leaves(squares))))
+    return jnp.stack([plain, *(inner(squares, scale(*pair)) for pair in pairs)])
 
 
 def _advance(preconditioner: PreconditionedFilter, *arguments: Any) -> tuple[Any, Params, Array]:
@@ -153,8 +147,7 @@ def _advance_jit(
         part = fractions[t]
         squares = jax.tree.map(lambda a, b: (part * a + (1 - part) * b).astype(a.dtype), near, far)
         response, state = preconditioner.step(state, squares, weights)
-        sums = map(jnp.vdot, jax.tree.leaves(squares), jax.tree.leaves(response))
-        trace = sum(sums) / preconditioner.divisors[t]
+        trace = inner(squares, response) / preconditioner.divisors[t]
         return state, traces.at[t].set(trace.astype(traces.dtype))
 
     last = jnp.minimum(end, len(fractions) - 1)  # there is no step after the horizon

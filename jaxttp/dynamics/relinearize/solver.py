@@ -453,8 +453,7 @@ def step(setup: Setup, state: State, ahead: Prediction, end: int, limit: float) 
     scaling = steps = None
     if state.scaling is not None:
         f = setup.outputs(point, setup.x)
-        now, then = setup.losses(state.outputs, f)
-        if limit < np.inf and not then <= RISE * now:
+        if limit < np.inf and _rises(setup, state, f):
             return lost
         if end > state.step + 1:  # the outputs of the path: at `point` stiff modes are off
             f = at(ahead.train, end)
@@ -482,17 +481,24 @@ def step(setup: Setup, state: State, ahead: Prediction, end: int, limit: float) 
         return Step(Outcome.FROZEN, error, sharpness=sharpness)
     arrival = _correct(setup, state, segment, motion, corrected)
     if scaling is not None:
-        now, reached = setup.losses(state.outputs, arrival.outputs)
-        if not reached <= RISE * now and limit < np.inf:
+        has_risen = _rises(setup, state, arrival.outputs)
+        if has_risen and limit < np.inf:
             return lost
         # Without any correction, then; but for the first step, along the gradient's signs.
-        if not reached <= RISE * now and 0 < state.step < end - 1:
+        if has_risen and 0 < state.step < end - 1:
             return Step(Outcome.FROZEN, error, sharpness=sharpness)
+    if scaling is not None and end < setup.steps:
         # The optimizer's state is by the gradients of the corrected path.
         weights, f = arrival.weights, arrival.outputs
         true, _ = _far_scaling(setup, state, arrival.run.records, weights, f, tau, end)
         segment = segment._replace(scaling=true._replace(diagonal=scaling.diagonal))
     return Step(Outcome.ACCEPTED, error, segment, arrival, sharpness)
+
+
+def _rises(setup: Setup, state: State, f: Array) -> bool:
+    """Whether the loss of outputs is `RISE` times that of the state's, or not finite."""
+    now, then = setup.losses(state.outputs, f)
+    return not then <= RISE * now
 
 
 def _far_scaling(
