@@ -272,30 +272,6 @@ class Problem:
         """Whether its kernel is K ⊗ I_C: last layers alone are trained."""
         return self._work.is_repeated
 
-    @functools.cached_property
-    def scaled(self) -> "Problem":
-        """The network u -> f(w + q^(1/2) u), whose kernel at u = 0 is J diag(q) J^T.
-
-        Its parameters are {"weights": w, "diagonal": q, "u": 0}, of which u trains.
-        """
-        network, centers = self.network, isinstance(self.network, CenteredLogits)
-        inner = network.network if isinstance(network, CenteredLogits) else network
-
-        def apply(params: Params, x: Any) -> Array:
-            moved = jax.tree.map(
-                lambda w, q, u: w + jnp.sqrt(q) * u,
-                params["weights"], params["diagonal"], params["u"],
-            )  # fmt: skip
-            return inner(moved, x)
-
-        params = dict.fromkeys(("weights", "diagonal", "u"), self.weights)
-        apply_fn: Any = CenteredLogits(Network(apply)) if centers else Network(apply)
-        return dataclasses.replace(
-            self, apply_fn=apply_fn, params=params, network=apply_fn, weights=params,
-            trainable={"weights": False, "diagonal": False, "u": True}, restore=lambda w: w,
-            whole=None,
-        )  # fmt: skip
-
     def take(self, rows: Any, unseen: Any = None) -> "Problem":
         """The problem of some of its training samples alone.
 

@@ -144,19 +144,36 @@ def product_blocks(classes: int, fan_in: int, fan_out: int, dim: int) -> int:
 
 
 def of_products(
-    x: Float[Array, "n s k"], g: Float[Array, "n c o s"], blocks: RolledBlocks
+    x: Float[Array, "n s k"],
+    g: Float[Array, "n c o s"],
+    blocks: RolledBlocks,
+    factor: Float[Array, "k o"] | None = None,
 ) -> Float[Array, "n c dim"]:
-    """The sketch of sum_s g[o, s] x[s, k], formed some columns at a time (see `_products`)."""
+    """The sketch of sum_s g[o, s] x[s, k], formed some columns at a time (see `_products`).
+
+    Args:
+        x: inputs.
+        g: cotangents.
+        blocks: of the sketch.
+        factor: of the entries; None for 1.
+    """
     (n, positions, fan_in), (_, classes, fan_out, _) = x.shape, g.shape
     dim = blocks.signs.shape[1]
     width = columns_of(classes, fan_out, fan_in)
     chunks, chunk_blocks = blocks_of(fan_in, width), blocks_of(width * fan_out, dim)
-    x = jnp.pad(x, ((0, 0), (0, 0), (0, chunks * width - fan_in)))
+    missing = chunks * width - fan_in
+    x = jnp.pad(x, ((0, 0), (0, 0), (0, missing)))
+    if factor is not None:
+        factor = jnp.pad(factor.astype(g.dtype), ((0, missing), (0, 0))).T
     rows = g.reshape(n, classes * fan_out, positions)
 
     def add(index: Array, total: Array) -> Array:
         some = jax.lax.dynamic_slice_in_dim(x, index * width, width, axis=2)
-        formed = jnp.einsum("nqs,nsk->nqk", rows, some).reshape(n * classes, fan_out * width)
+        formed = jnp.einsum("nqs,nsk->nqk", rows, some).reshape(n * classes, fan_out, width)
+        if factor is not None:
+            part = jax.lax.dynamic_slice_in_dim(factor, index * width, width, axis=1)
+            formed = formed * part[None]
+        formed = formed.reshape(n * classes, fan_out * width)
         for block in range(chunk_blocks):
             part = formed[:, block * dim : (block + 1) * dim]
             total = _with_block(total, part, blocks, index * chunk_blocks + block)
@@ -219,7 +236,7 @@ class Costs:
 
 
 COSTS = Costs()
-_FOLD = "fold"
+_FOLD, FACTORS = "fold", "factors"
 Projections = dict[str, Any]
 
 
@@ -238,8 +255,13 @@ def width_of(size: int, dim: int, wide: int = 1 << 12) -> int:
     return dim * max(1, min(-(-size // dim), -(-wide // dim)))
 
 
-def form_costs(site: Site, classes: int, dim: int) -> dict[str, float]:
-    """Operations of a sample, by how a site's gradients may be sketched."""
+def form_costs(
+    site: Site, classes: int, dim: int, *, is_scaled: bool = False
+) -> dict[str, float]:
+    """Operations of a sample, by how a site's gradients may be sketched.
+
+    Entries that are scaled have to be formed.
+    """
     s, k, o = site.positions, site.fan_in, site.fan_out
     if site.kind == "embedding":
         tokens = s * o * (COSTS.token + classes * COSTS.scatter)
@@ -248,17 +270,17 @@ def form_costs(site: Site, classes: int, dim: int) -> dict[str, float]:
     if site.groups > 1 or site.size < JOIN_BELOW:
         return {"gradient": formed}
     spectra = COSTS.transform * s * (1 + classes) * dim * math.log2(max(2, dim))
-    return {"products": formed, "convolved": spectra}
+    return {"products": formed} if is_scaled else {"products": formed, "convolved": spectra}
 
 
-def sketch_cost(work: Workload, dim: int) -> float:
+def sketch_cost(work: Workload, dim: int, *, is_scaled: bool = False) -> float:
     """Estimated operations of a sample's rows of a sketch."""
     classes, sites = work.classes, {site.leaf: site for site in work.sites}
     dim = width_of(work.size, dim)
     total = work.forward * (1 + classes)
     for leaf in work.trained:
         if leaf in sites:
-            total += min(form_costs(sites[leaf], classes, dim).values())
+            total += min(form_costs(sites[leaf], classes, dim, is_scaled=is_scaled).values())
         else:
             total += COSTS.write * classes * work.leaf_size(leaf)
     return total
@@ -280,7 +302,13 @@ class SketchLayers:
 
     @classmethod
     def of(
-        cls, network: NetworkProgram, sites: Sequence[Site], trainable: Sequence[bool], dim: int
+        cls,
+        network: NetworkProgram,
+        sites: Sequence[Site],
+        trainable: Sequence[bool],
+        dim: int,
+        *,
+        is_scaled: bool = False,
     ) -> "SketchLayers":
         """The cheapest form of every leaf."""
         shapes = [network.avals[slot].shape for slot in network.parameters]
@@ -289,7 +317,7 @@ class SketchLayers:
         by_form: dict[str, list[Site]] = {}
         direct = {leaf for leaf, trained in enumerate(trainable) if trained}
         for site in sites:
-            costs = form_costs(site, network.outputs, width)
+            costs = form_costs(site, network.outputs, width, is_scaled=is_scaled)
             form = min(costs, key=lambda form: costs[form])
             by_form.setdefault(form, []).append(site)
             if form != "direct":
@@ -359,12 +387,14 @@ def countsketch_rows(features: Features, draws: Projections, dim: int) -> Array:
     spectrum = jnp.zeros((*shape, width // 2 + 1), jnp.result_type(wide, "complex64"))
     for name, value in features.gradients.items():
         total = _add_rows(total, value, draws[name])
+    factors = draws.get(FACTORS, {})
     for leaf, outer in features.late.items():
-        total = _add_products(total, *outer, draws[str(leaf)])
+        factor = factors[leaf][0] if leaf in factors else None
+        total = _add_products(total, *outer, draws[str(leaf)], factor)
     for leaf, x in features.inputs.items():
         drawn, g = draws[str(leaf)], features.cotangents[leaf]
         if jnp.issubdtype(x.dtype, jnp.integer):
-            total = _add_tokens(total, x, g, drawn)
+            total = _add_tokens(total, x, g, drawn, factors.get(leaf))
         else:
             spectrum = _add_spectrum(spectrum, x, g, drawn)
     return _folded(total, spectrum if features.inputs else None, fold, dim=dim).astype(dtype)
@@ -380,13 +410,17 @@ def _add_rows(total: Array, rows: Array, blocks: RolledBlocks) -> Array:
 
 
 @_adding
-def _add_products(total: Array, x: Array, g: Array, blocks: RolledBlocks) -> Array:
-    return total + of_products(x.astype(total.dtype), g.astype(total.dtype), blocks)
+def _add_products(
+    total: Array, x: Array, g: Array, blocks: RolledBlocks, factor: Array | None
+) -> Array:
+    return total + of_products(x.astype(total.dtype), g.astype(total.dtype), blocks, factor)
 
 
 @_adding
-def _add_tokens(total: Array, x: Array, g: Array, key: Array) -> Array:
+def _add_tokens(total: Array, x: Array, g: Array, key: Array, factor: Array | None) -> Array:
     g = g[:, :, 0].astype(total.dtype)
+    if factor is not None:
+        g = g * jnp.take(factor[0], x[:, 0], axis=0, mode="clip").astype(g.dtype)[:, None]
     return total + of_tokens(x[:, 0], g, key, total.shape[-1])
 
 

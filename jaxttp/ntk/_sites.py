@@ -47,7 +47,8 @@ class Site:
         bias: index of the leaf that is added to the output of a one-position dense site: its
             cotangent is the site's own. None if there is none.
         step: index of the step.
-        operand: position of the data among the step's inputs.
+        operand: position of the data among the step's inputs, and
+        weight: that of the weight.
         groups: b, the number of independent groups.
         positions: s, the number of tokens or pixels that share the weight.
         fan_in: k, entries of x at a position; for an embedding the size of the table.
@@ -55,6 +56,7 @@ class Site:
         scale: the factor between the leaf and what the step uses.
         inputs: data operand -> x (groups, positions, fan_in); tokens (groups, positions).
         cotangents: cotangent of the step's output -> g (groups, positions, fan_out).
+        layout: weight -> (groups, fan_in, fan_out).
         pixels: of a convolution with windows, data operand -> its pixels (groups, p, channels).
         windows: of a convolution whose patches share few pixels: the pixel under each tap
             (positions, taps), counted from 1, 0 for none. None for other sites.
@@ -67,6 +69,7 @@ class Site:
     bias: int | None
     step: int
     operand: int
+    weight: int
     groups: int
     positions: int
     fan_in: int
@@ -74,6 +77,7 @@ class Site:
     scale: float
     inputs: Callable[[Array], Array]
     cotangents: Callable[[Array, Array], Array]
+    layout: Callable[[Array], Array]
     pixels: Callable[[Array], Array] | None = None
     windows: np.ndarray | None = None
     is_head: bool = False
@@ -201,11 +205,11 @@ def _dense_site(
     inner, groups = tuple(contracting[operand]), tuple(batch[operand])
     free = tuple(axis for axis in range(len(shape)) if axis not in inner + groups)
     weight_inner, weight_groups = tuple(contracting[position]), tuple(batch[position])
-    outer = [n for axis, n in enumerate(weight) if axis not in weight_inner + weight_groups]
+    outer = tuple(axis for axis in range(len(weight)) if axis not in weight_inner + weight_groups)
     n_groups = math.prod(shape[axis] for axis in groups)
     positions = math.prod(shape[axis] for axis in free)
     fan_in = math.prod(shape[axis] for axis in inner)
-    fan_out = math.prod(outer)
+    fan_out = math.prod(weight[axis] for axis in outer)
 
     def inputs(value: Array) -> Array:
         return value.transpose(groups + free + inner).reshape(n_groups, positions, fan_in)
@@ -215,9 +219,13 @@ def _dense_site(
             return g.reshape(n_groups, positions, fan_out)
         return g.reshape(n_groups, fan_out, positions).swapaxes(1, 2)
 
+    def layout(value: Array) -> Array:
+        axes = weight_groups + weight_inner + outer
+        return value.transpose(axes).reshape(n_groups, fan_in, fan_out)
+
     return Site(
-        "dense", leaf, None, index, operand, n_groups, positions, fan_in, fan_out, scale,
-        inputs, cotangents,
+        "dense", leaf, None, index, operand, position, n_groups, positions, fan_in, fan_out, scale,
+        inputs, cotangents, layout,
     )  # fmt: skip
 
 
@@ -249,6 +257,10 @@ def _conv_site(
         g = g.transpose(out_to_last).reshape(positions, groups, fan_out)
         return g.swapaxes(0, 1)
 
+    def layout(value: Array) -> Array:
+        value = value.transpose(right[0], *right[2:], right[1])
+        return value.reshape(groups, fan_out, fan_in).swapaxes(1, 2)
+
     def pixels(value: Array) -> Array:
         return value.transpose(to_last).reshape(1, -1, channels)
 
@@ -257,8 +269,8 @@ def _conv_site(
     if few and batch == groups == 1 and min(map(min, params["padding"])) >= 0:
         windows = _windows(size, window, params)
     return Site(
-        "conv", leaf, None, index, 0, groups, positions, fan_in, fan_out, scale,
-        inputs, cotangents, pixels, windows,
+        "conv", leaf, None, index, 0, 1, groups, positions, fan_in, fan_out, scale,
+        inputs, cotangents, layout, pixels, windows,
     )  # fmt: skip
 
 
@@ -317,8 +329,9 @@ def _embedding_site(
         return g if clip else jnp.where((value >= 0) & (value < rows), g, 0)
 
     return Site(
-        "embedding", leaf, None, index, 1, 1, positions, rows, width, scale, inputs, cotangents
-    )
+        "embedding", leaf, None, index, 1, 0, 1, positions, rows, width, scale,
+        inputs, cotangents, lambda value: value.reshape(1, rows, width),
+    )  # fmt: skip
 
 
 _RULES: dict[str, Callable[..., Site | None]] = {

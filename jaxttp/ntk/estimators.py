@@ -63,9 +63,9 @@ class KernelEstimator(abc.ABC):
         """Backward passes over all samples that one kernel takes."""
         return problem.classes
 
-    def product(self, problem: Any) -> float:
-        """Operations of one product of the kernel with outputs."""
-        return 2.0 * problem.f0.size**2
+    def product(self, problem: Any, share: float = 1.0) -> float:
+        """Operations of one product of the kernel with outputs, zero but for a share of samples."""
+        return 2.0 * share * problem.f0.size**2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,9 +108,10 @@ class Exact(KernelEstimator):
         """See `KernelEstimator`; last layers alone are not differentiated."""
         return 1 if problem.is_repeated else super().passes(problem)
 
-    def product(self, problem: Any) -> float:
+    def product(self, problem: Any, share: float = 1.0) -> float:
         """See `KernelEstimator`."""
-        return _repeated_product(problem) if problem.is_repeated else super().product(problem)
+        whole = super().product(problem, share)
+        return whole / problem.classes if problem.is_repeated else whole
 
     def between(
         self, problem: Any, weights: Params, x1: Any, x2: Any, progress: Tiles | None = None
@@ -181,29 +182,44 @@ class Sketched(KernelEstimator):
         kernel = Factored.of(rows, columns)
         return kernel if self._is_factored(problem) else kernel.dense()
 
-    def operations(self, problem: Any) -> float:
+    def scaled(
+        self, problem: Any, weights: Params, diagonal: Params | None, x: Any = None
+    ) -> Factored:
+        """J diag(q) J^T between samples, x for None, and those that train; q is 1 for None."""
+        columns = self._project(problem, weights, problem.x, diagonal)
+        rows = columns if x is None else self._project(problem, weights, x, diagonal)
+        return Factored.of(rows, columns)
+
+    def operations(self, problem: Any, *, is_scaled: bool = False) -> float:
         """See `KernelEstimator`: C backward passes a sample, and the product of the sketches."""
         work = workload(problem.apply_fn, problem.params, problem.x, problem.trainable)
-        rows = problem.f0.shape[0] * sketch_cost(work, self.sketch_dim)
+        rows = problem.f0.shape[0] * sketch_cost(work, self.sketch_dim, is_scaled=is_scaled)
         formed = 0.0 if self._is_factored(problem) else 2.0 * problem.f0.size**2
         return rows + formed * self.sketch_dim
 
-    def product(self, problem: Any) -> float:
+    def product(self, problem: Any, share: float = 1.0) -> float:
         """See `KernelEstimator`."""
-        factored = 4.0 * problem.f0.size * self.sketch_dim
-        return factored if self._is_factored(problem) else super().product(problem)
+        if not self._is_factored(problem):
+            return super().product(problem, share)
+        # Outputs of the other samples come from many steps at once, an eighth of the time.
+        others = 0.0 if share == 1 else 0.125
+        return (4.0 * share + 2.0 * others) * problem.f0.size * self.sketch_dim
 
     def _is_factored(self, problem: Any) -> bool:
         if self.factored is not None:
             return self.factored
         return several(self.mesh) is not None or 2 * self.sketch_dim < problem.f0.size
 
-    def _project(self, problem: Any, weights: Params, x: Any) -> Array:
+    def _project(
+        self, problem: Any, weights: Params, x: Any, diagonal: Params | None = None
+    ) -> Array:
         assert self.key is not None  # checked when it was made
+        if diagonal is not None:
+            diagonal = problem.restore(diagonal)
         return sketch_of(
             problem.apply_fn, problem.restore(weights), x, key=jax.random.fold_in(self.key, 1),
             dim=self.sketch_dim, trainable=problem.trainable, batch_size=self.batch_size,
-            mesh=self.mesh,
+            mesh=self.mesh, diagonal=diagonal,
         )  # fmt: skip
 
 
@@ -259,9 +275,9 @@ class ClassSketched(KernelEstimator):
         """See `KernelEstimator`."""
         return self.draws
 
-    def product(self, problem: Any) -> float:
+    def product(self, problem: Any, share: float = 1.0) -> float:
         """See `KernelEstimator`."""
-        return _repeated_product(problem)
+        return super().product(problem, share) / problem.classes
 
     def between(
         self, problem: Any, weights: Params, x1: Any, x2: Any, progress: Tiles | None = None
@@ -291,10 +307,6 @@ def _problem_and_output(problem: Any) -> tuple[Any, str]:
     Outputs and centered logits have the same K in K ⊗ I, with I of different sizes.
     """
     return (problem.whole or problem, "trace") if problem.is_repeated else (problem, "full")
-
-
-def _repeated_product(problem: Any) -> float:
-    return 2.0 * problem.f0.shape[0] * problem.f0.size
 
 
 def _device_bound(kernel: Exact | ClassSketched) -> int | None:

@@ -20,7 +20,8 @@ copies take a third of the time of matrix products on a CPU.
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+import types
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -71,11 +72,39 @@ class Layers:
     direct: tuple[int, ...]
     late: tuple[Site, ...] = ()
 
-    def features(self, leaves: Sequence[Array], samples: Sequence[Array]) -> Features:
-        """The features of a batch: `leaves` of the parameters, `samples` (n, ...)."""
-        return jax.vmap(lambda *row: self._sample_features(leaves, row))(*samples)
+    def features(
+        self,
+        leaves: Sequence[Array],
+        samples: Sequence[Array],
+        factors: Mapping[int, Array] = types.MappingProxyType({}),
+    ) -> Features:
+        """The features of a batch.
 
-    def _sample_features(self, leaves: Sequence[Array], sample: Sequence[Array]) -> Features:
+        Args:
+            leaves: of the parameters.
+            samples: (n, ...).
+            factors: by leaf, of the entries of per-sample gradients, see `factors`.
+        """
+        return jax.vmap(lambda *row: self._sample_features(leaves, row, factors))(*samples)
+
+    def factors(self, diagonal: Sequence[Array], samples: Sequence[Array]) -> dict[int, Array]:
+        """The entries of a diagonal in the layout of every leaf's gradient.
+
+        Args:
+            diagonal: leaves as those of the parameters, then the arrays that the network closes
+                over.
+            samples: (n, ...), of which only shapes count.
+        """
+        sites = self.gradient + self.late + self.activation
+        sample = [row[0] for row in samples]
+        captured = {site.step: site.weight for site in sites}
+        _, seen = self.program.run(diagonal, sample, {}, captured)
+        found = {site.leaf: site.layout(seen[site.step]) / site.scale for site in sites}
+        return found | {leaf: diagonal[leaf] for leaf in self.direct}
+
+    def _sample_features(
+        self, leaves: Sequence[Array], sample: Sequence[Array], factors: Mapping[int, Array]
+    ) -> Features:
         sites = self.activation + self.gradient + self.late
         captured = {site.step: site.operand for site in sites}
         heads = [site for site in self.activation if site.is_head]
@@ -109,9 +138,9 @@ class Layers:
                 late[site.leaf] = Outer(x[0].astype(g.dtype), g[:, 0].swapaxes(-1, -2))
             else:
                 weight = jnp.einsum("bsk,cbso->cbko", x.astype(g.dtype), g)
-                gradients[str(site.leaf)] = weight.reshape(len(basis), -1)
+                gradients[str(site.leaf)] = _flat(weight, factors.get(site.leaf))
         for index, value in at_leaves.items():
-            gradients[str(index)] = value.reshape(len(basis), -1)
+            gradients[str(index)] = _flat(value, factors.get(index))
         return Features(inputs, cotangents, self._join(gradients), late)
 
     def gradient_sizes(self) -> dict[str, int]:
@@ -175,6 +204,13 @@ class Layers:
         for name, value in first.gradients.items():
             terms.append(product(value, gradients.get(name), dtype))
         return functools.reduce(jnp.add, terms)
+
+
+def _flat(gradients: Array, factor: Array | None) -> Array:
+    """Gradients (C, d) of every output, their entries times those of a diagonal."""
+    if factor is not None:
+        gradients = gradients * factor[None].astype(gradients.dtype)
+    return gradients.reshape(len(gradients), -1)
 
 
 def _units(classes: int, output: str, dtype: Any) -> Array:

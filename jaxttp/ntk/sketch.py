@@ -15,6 +15,7 @@ of C.
 
 import dataclasses
 import functools
+import itertools
 from typing import Any, NamedTuple
 
 import jax
@@ -29,7 +30,7 @@ from jaxttp._core.traced import Network, network_of
 from jaxttp._core.types import ApplyFn, Params, count, select_leaves, take
 from jaxttp.adapters.inputs import check_network, check_samples
 from jaxttp.adapters.outputs import check_gradients, check_per_sample
-from jaxttp.ntk._countsketch import Projections, SketchLayers, countsketch_rows
+from jaxttp.ntk._countsketch import FACTORS, Projections, SketchLayers, countsketch_rows
 from jaxttp.ntk._plan import Workload
 from jaxttp.ntk._program import NetworkProgram
 from jaxttp.ntk._sites import find_sites
@@ -124,20 +125,28 @@ def sketch_of(
     trainable: Any = None,
     batch_size: int | None = None,
     mesh: Any = None,
+    diagonal: Params | None = None,
 ) -> Array:
-    """`sketch_jacobian` of a network whose outputs are known to be of one sample each."""
+    """`sketch_jacobian` of a network whose outputs are known to be of one sample each.
+
+    With a diagonal q, shaped like the parameters, it is that of J diag(q)^(1/2).
+    """
     devices = several(mesh)
     check_choice("kind", kind, _KINDS)
     dim = check_integer("dim", dim, at_least=1)
     x = check_samples("x", x)
     job = Job.of(apply_fn, params, x, trainable=trainable)
     work, leaves = job.work, [jnp.asarray(leaf) for leaf in job.leaves]
-    sketcher = Sketcher(work.program, work.trainable, dim, kind)
+    sketcher = Sketcher(work.program, work.trainable, dim, kind, diagonal is not None)
     if batch_size is None:
         width = max(leaf.dtype.itemsize for leaf in leaves)
         batch_size = max(1, _BYTES // (width * sketcher.working_size(work)))
     size = min(check_integer("batch_size", batch_size, at_least=1), count(x))
-    draws = sketcher.draw(key)
+    draws: Any = sketcher.draw(key)
+    if diagonal is not None:
+        constants = leaves[len(work.trainable) :]
+        diagonal = [*jax.tree.leaves(diagonal), *constants]
+        draws[FACTORS] = _factors(sketcher, diagonal, jax.tree.leaves(take(x, slice(1))))
     with jax.default_matmul_precision("highest"):
         if devices is not None:
             return sharded_sketch(sketcher, devices, leaves, x, draws, size)
@@ -160,18 +169,22 @@ class Sketcher:
         mask: which leaves train.
         dim: width of the sketch.
         kind: "countsketch" or "achlioptas".
+        is_scaled: whether the entries of gradients are multiplied by those of a diagonal.
     """
 
     program: NetworkProgram
     mask: tuple[bool, ...]
     dim: int
     kind: str
+    is_scaled: bool = False
 
     @property
     def layers(self) -> SketchLayers:
         """How each leaf enters a CountSketch."""
         sites = find_sites(self.program, self.mask)
-        return SketchLayers.of(self.program, sites, self.mask, self.dim)
+        return SketchLayers.of(
+            self.program, sites, self.mask, self.dim, is_scaled=self.is_scaled
+        )
 
     def working_size(self, work: Workload) -> int:
         """Numbers held at a time for a sample."""
@@ -188,20 +201,30 @@ class Sketcher:
         The network is one compiled function and every shape of a layer another, so that a deep
         network compiles as fast as one block.
         """
-        features = _features(self, leaves, x)
+        factors = draws.get(FACTORS, {}) if isinstance(draws, dict) else {}
+        features = _features(self, leaves, x, factors)
         if self.kind == "achlioptas":
             return _achlioptas_rows(features.gradients, draws, dim=self.dim)
         return countsketch_rows(features, draws, self.dim)
 
 
 @functools.partial(jit, static_argnums=0)
-def _features(sketcher: Sketcher, leaves: list[Array], x: Any) -> Features:
+def _factors(sketcher: Sketcher, diagonal: list[Array], x: list[Array]) -> dict[int, Array]:
+    is_trained = itertools.chain(sketcher.mask, itertools.repeat(False))
+    roots = [jnp.sqrt(q) if one else q for q, one in zip(diagonal, is_trained, strict=False)]
+    return sketcher.layers.layers.factors(roots, x)
+
+
+@functools.partial(jit, static_argnums=0)
+def _features(
+    sketcher: Sketcher, leaves: list[Array], x: Any, factors: dict[int, Array]
+) -> Features:
     if sketcher.kind == "achlioptas":
         direct = tuple(leaf for leaf, is_trained in enumerate(sketcher.mask) if is_trained)
         layers = Layers(sketcher.program, (), (), direct)
     else:
         layers = sketcher.layers.layers
-    return layers.features(leaves, jax.tree.leaves(x))
+    return layers.features(leaves, jax.tree.leaves(x), factors)
 
 
 @functools.partial(jit, static_argnames=("dim", "block"))

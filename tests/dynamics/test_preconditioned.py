@@ -11,6 +11,7 @@ from jaxttp.dynamics.relinearize import _mean_squares, relinearized_recursion
 from jaxttp.forecast import Problem
 from jaxttp.forecast.methods.base import Linearizer
 from jaxttp.losses import encode_targets
+from jaxttp.ntk import Sketched
 from jaxttp.ntk.kernels import Factored
 from tests import oracles
 
@@ -189,8 +190,13 @@ def test_kernels_of_forecasts_are_those_behind_the_diagonal(problem, loss):
     if loss == "cross_entropy":  # in centered logits, orthonormal contrasts of outputs
         basis = np.asarray(jax.jacrev(lambda f: view_of(view, f))(jnp.zeros(3)))
         want = np.einsum("ca,iajb,db->icjd", basis, want, basis)
-    found = Linearizer(view).scaled(view.weights, diagonal)
-    np.testing.assert_allclose(found, want, atol=1e-10)
+    # In a sketch as wide as there are weights no two of them collide.
+    size = sum(leaf.size for leaf in jax.tree.leaves(view.weights))
+    sketch = Sketched(size, jax.random.key(0), factored=True)
+    found = Linearizer(view, sketch).scaled(view.weights, diagonal)
+    np.testing.assert_allclose(found.dense(), want, atol=1e-10)
+    with pytest.raises(TypeError, match="kernel must be a Sketched"):
+        Linearizer(view).scaled(view.weights, diagonal)
 
 
 def view_of(view, f):

@@ -30,7 +30,7 @@ from jaxttp.forecast.training_setup import Descent
 from jaxttp.losses import Loss
 from jaxttp.losses.centered_logits import centered_logits
 from jaxttp.losses.rule import Rule
-from jaxttp.ntk.estimators import Estimate, Exact, KernelEstimator
+from jaxttp.ntk.estimators import Estimate, Exact, KernelEstimator, Sketched
 from jaxttp.ntk.kernels import Factored, Kernel
 
 
@@ -140,25 +140,23 @@ class Linearizer:
         return self.first if is_first else self._estimate(weights).kernel
 
     def scaled(self, weights: Params, diagonal: Params | None = None) -> Kernel:
-        """J diag(q) J^T at these weights of the trained part; q is 1 for None."""
-        return self._scaled(weights, diagonal, None)
+        """J diag(q) J^T at these weights of the trained part; q is 1 for None.
+
+        Raises:
+            TypeError: the estimator is no sketch.
+        """
+        kernel = self._scaled(weights, diagonal, None)
+        self.problem.check_gradients(kernel)
+        return kernel
 
     def cross_scaled(self, weights: Params, diagonal: Params | None = None) -> Kernel:
         """The same between the test samples and the training samples."""
         return self._scaled(weights, diagonal, self.problem.x_test)
 
     def _scaled(self, weights: Params, diagonal: Params | None, x: Any) -> Kernel:
-        problem, params = self.problem, weights
-        if diagonal is not None:
-            none = jax.tree.map(jnp.zeros_like, weights)
-            problem, params = problem.scaled, {"weights": weights, "diagonal": diagonal, "u": none}
+        check_instance("kernel", self.estimator, Sketched, "jaxttp.ntk.Sketched(1024, key)")
         self.kernels += 1
-        if x is not None:
-            return self.estimator.cross(problem, params, x)
-        chunks = None if self.progress is None else functools.partial(self.progress, "kernel")
-        kernel = self.estimator.between(problem, params, problem.x, None, chunks)
-        self.problem.check_gradients(kernel)
-        return kernel
+        return self.estimator.scaled(self.problem, weights, diagonal, x)  # type: ignore[attr-defined]
 
     def _estimate(self, weights: Params) -> Estimate:
         self.kernels += 1
