@@ -11,13 +11,20 @@ from typing import Any
 import jax
 
 from jaxttp._core.checks import check_number
+from jaxttp._core.types import Progress
 
+SHORT = 3.0
+"""Seconds of a job that shows no progress by itself."""
 RECENT = 32
 """Calls whose pace gives the remaining time; the first calls of a job compile."""
 
 
-def print_progress(what: str = "", *, every: float = 10.0, to: Any = None) -> Callable[..., None]:
-    """A function for `progress=` that prints lines with the remaining time.
+def print_progress(
+    what: str = "", *, every: float = 10.0, after: float = 0.0, to: Any = None
+) -> Callable[..., None]:
+    """A function for `progress=` that prints lines with the remaining time, and messages.
+
+    A stage with a total of 0 is a message.
 
     The remaining time is estimated from the pace of the last 32 calls, so that a slow start with
     compilation does not mislead for long.
@@ -25,6 +32,7 @@ def print_progress(what: str = "", *, every: float = 10.0, to: Any = None) -> Ca
     Args:
         what: a label before every line, for functions that do not name their stages.
         every: seconds between two lines, at least; the end of a stage is always printed.
+        after: seconds without lines, for jobs that may be short.
         to: a file for the lines; standard error when None.
 
     Returns:
@@ -41,16 +49,19 @@ def print_progress(what: str = "", *, every: float = 10.0, to: Any = None) -> Ca
     """
     check_number("every", every, at_least=0.0)
     marks: collections.deque[tuple[float, int]] = collections.deque(maxlen=RECENT)
-    last = {"stage": what, "printed": -float("inf")}
+    last, begun = {"stage": what, "printed": -float("inf")}, time.monotonic()
 
     def show(*progress: str | int) -> None:
         *stages, done, total = progress
+        if total == 0:
+            print(*stages, file=to or sys.stderr, flush=True)
+            return
         now, stage = time.monotonic(), str(stages[0]) if stages else what
         if stage != last["stage"] or (marks and int(done) < marks[-1][1]):
             marks.clear()
             last.update(stage=stage, printed=-float("inf"))
         marks.append((now, int(done)))
-        if now - float(last["printed"]) >= every or done == total:
+        if now - begun >= after and (now - float(last["printed"]) >= every or done == total):
             last["printed"] = now
             label = f"{stage}: " if stage else ""
             left = seconds_left(marks, int(total))
@@ -58,6 +69,40 @@ def print_progress(what: str = "", *, every: float = 10.0, to: Any = None) -> Ca
             print(f"{label}{done} of {total}{remaining}", file=to or sys.stderr, flush=True)
 
     return show
+
+
+def shown(progress: Progress | bool | None) -> Progress | None:
+    """The function that shows progress: one that is given, or lines where a person watches.
+
+    Args:
+        progress: a function of (stage, done, total); False for none, True for lines on standard
+            error; None for lines on a terminal and in a notebook.
+
+    Example:
+        >>> shown(False) is None, shown(print) is print
+        (True, True)
+    """
+    if progress is None:
+        progress = sys.stderr.isatty() or "ipykernel" in sys.modules
+    if isinstance(progress, bool):
+        return print_progress(after=SHORT) if progress else None
+    return progress
+
+
+def readable_time(seconds: float) -> str:
+    """Seconds in the unit that suits them.
+
+    Example:
+        >>> [readable_time(t) for t in (2e-5, 0.02, 3.0, 200.0, 9000.0)]
+        ['20.0 µs', '20.0 ms', '3.00 s', '3.3 min', '2.5 h']
+    """
+    if seconds < 1e-3:
+        return f"{1e6 * seconds:.1f} µs"
+    if seconds < 1:
+        return f"{1e3 * seconds:.1f} ms"
+    if seconds < 120:
+        return f"{seconds:.2f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def seconds_left(marks: Iterable[tuple[float, int]], total: int) -> float | None:

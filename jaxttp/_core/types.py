@@ -29,7 +29,7 @@ Row i of the outputs depends on row i of x alone.
 """
 
 Progress: TypeAlias = Callable[[str, int, int], None]
-"""Is called with (stage, done, total)."""
+"""Is called with (stage, done, total), or with (message, 0, 0)."""
 
 _NOTES = "jaxttp_notes"
 

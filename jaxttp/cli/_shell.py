@@ -165,6 +165,10 @@ def _progress_bar(*, silent: bool) -> Iterator[Report]:
         tasks: dict[str, Any] = {}
 
         def report(stage: str, done: int, total: int) -> None:
+            if total == 0 and not silent:
+                bar.console.print(stage)
+            if total == 0:
+                return
             if stage not in tasks:
                 for task in tasks.values():
                     bar.update(task, visible=False)

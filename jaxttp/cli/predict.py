@@ -6,15 +6,20 @@ from typing import Any
 from rich.console import Console
 
 from jaxttp._core.checks import check_used
+from jaxttp._core.progress import readable_time
 from jaxttp.cli._options import Option, Options, takes
 from jaxttp.cli._shell import figure, say
 from jaxttp.cli._tables import cells, seconds_text, table
+
+MINUTE = 60.0
+"""Trainings of fewer seconds are better run than forecast."""
 
 
 @takes(
     "seconds",
     text=Option("Task", "To fine-tune --model on: a file or a folder.", type=Path),
     lora=Option("Task", "Adapters: r=8,alpha=16,modules=q_proj+v_proj.", type=str),
+    train=Option("Forecast", "Train for real, without a forecast.", False, flags=("--train",)),
     sequence_length=Option("Task", "Tokens of its sequences (default: 128).", type=int),
 )
 def predict(options: Options) -> None:
@@ -22,6 +27,9 @@ def predict(options: Options) -> None:
     from jaxttp.pipeline import LoraSettings, fine_tuning_task, forecast
 
     shell, text, verify = options.shell, options["text"], options["verify"]
+    if options["train"]:
+        _train(options)
+        return
     with shell.work() as report:
         if text is None:
             for name in ("lora", "sequence_length"):
@@ -47,8 +55,35 @@ def predict(options: Options) -> None:
     shell.deliver("prediction", result.to_json(), show, files, problem=problem)
 
 
+def _train(options: Options) -> None:
+    from jaxttp.pipeline import train_task
+
+    shell = options.shell
+    with shell.work() as report:
+        for name in ("text", "verify"):
+            value = options[name] or None
+            check_used(name, value, False, "--train trains a task of --data, without a forecast")
+        result = train_task(options.settings(), progress=report)
+
+    def show(console: Console) -> None:
+        say(console, str(result.task))
+        rows = table(result.settings.metric, "real steps", "real seconds")
+        for words, step in result.steps.items():
+            seconds = step * result.step_seconds
+            rows.add_row(words, *cells(step, seconds, stable=result.run.finite))
+        rows.add_row("all steps", str(result.settings.steps), seconds_text(result.run.seconds))
+        console.print(rows)
+        for name in ("loss", "error"):
+            console.print(f"final {name}: {float(getattr(result.run, name)[-1]):.4g}")
+
+    shell.deliver("training", result.to_json(), show, {"training.png": figure(result.plot)})
+
+
 def _print(console: Console, result: Any) -> None:
     prediction, run = result.prediction, result.run
+    seconds = prediction.horizon * result.step_time.seconds
+    if run is None and seconds < MINUTE and result.settings.total_samples is None:
+        say(console, f"this training takes about {readable_time(seconds)}: train it with --train")
     say(console, str(result.task))
     if (total := result.settings.total_samples) is not None:
         console.print(f"for {total:,} samples, read off these and their halves")
@@ -60,7 +95,7 @@ def _print(console: Console, result: Any) -> None:
         if run is not None:
             row += cells(arrival.real_steps, arrival.real_seconds, stable=run.finite)
         rows.add_row(arrival.words, *row)
-    row = [str(horizon), seconds_text(horizon * result.step_time.seconds)]
+    row = [str(horizon), seconds_text(seconds)]
     row += [] if run is None else [str(horizon), seconds_text(run.seconds)]
     rows.add_row("all steps", *row)
     console.print(rows)

@@ -19,6 +19,7 @@ from jaxtyping import Array
 
 from jaxttp._core.checks import check_choice, check_finite, check_integer, check_known
 from jaxttp._core.compile import full_precision
+from jaxttp._core.progress import readable_time
 from jaxttp._core.results import RESULT, wrapped
 from jaxttp._core.types import count
 from jaxttp.adapters.inputs import check_samples
@@ -29,7 +30,6 @@ from jaxttp.forecast.problem import Candidate, Problem, check_candidates, proble
 from jaxttp.forecast.sweep import SweepPlan, forecast_leaders, screen, with_warnings
 from jaxttp.forecast.sweep_result import Sweep
 from jaxttp.forecast.training_setup import Hyperparameters
-from jaxttp.forecast.wall_clock import readable_time
 from jaxttp.losses import Loss
 from jaxttp.losses.rule import Rule, Target, Values, targets_of
 from jaxttp.ntk.estimators import KernelEstimator

@@ -36,7 +36,7 @@ class Price:
         training: all steps.
         kernel: one kernel.
         whole_pass: one forward and backward pass with all samples.
-        product: one product of the kernel with outputs.
+        product: one product of the kernel with the gradient of a step.
 
     Example:
         >>> price = Price(training=3e9, kernel=1e8, whole_pass=1e6, product=1e4)
@@ -68,13 +68,13 @@ class Price:
             samples: number of training samples; those of the problem when None.
             is_scaled: whether kernels are those of a preconditioned network.
         """
-        n, of_kernel = problem.f0.shape[0], problem.scaled if is_scaled else problem
-        step = STEP * plan_of(problem.whole or problem).forward
+        n, form = problem.f0.shape[0], {"is_scaled": True} if is_scaled else {}
+        step, rows = STEP * plan_of(problem.whole or problem).forward, descent.batch_size or n
         return cls(
             training=step * (descent.batch_size or samples or n) * descent.steps,
-            kernel=kernel.operations(of_kernel),
+            kernel=kernel.operations(problem, **form),
             whole_pass=step * n,
-            product=kernel.product(of_kernel),
+            product=kernel.product(problem, min(1.0, rows / n)),
         )
 
     def forecast(self, kernels: int, passes: float, products: int) -> float:
@@ -110,7 +110,6 @@ class CostModel:
 
     Attributes:
         fraction: default budget, as a fraction of the training's FLOPs.
-        least: least default budget in FLOPs: a minute or two of a laptop.
         memory: bytes of kernels above which a plan with less memory is preferred.
         widths: of sketches, candidates for a plan.
         scaled_width: of sketches of a preconditioned network, for mini-batches and for full ones.
@@ -134,8 +133,7 @@ class CostModel:
         reading: cost of a product with a kernel over its FLOPs, since it is bound by memory.
     """
 
-    fraction: float = 0.1
-    least: float = 4.5e12
+    fraction: float = 1.0
     memory: float = 4e9
     widths: tuple[int, ...] = (256, 512, 1024, 2048, 4096, 8192)
     scaled_width: tuple[int, int] = (1024, 2048)
@@ -177,6 +175,7 @@ class ForecastPlan:
             are weighted by their time.
         error: the expected relative error of a training time.
         training: FLOPs of the training.
+        kernels: at most.
         budget: FLOPs that the forecast may take.
         whole: whether the budget removed nothing: an exact kernel, or the given estimator, rebuilt
             without a bound.
@@ -187,6 +186,7 @@ class ForecastPlan:
     operations: float
     error: float
     training: float
+    kernels: int
     budget: float = math.inf
     whole: bool = True
 
@@ -221,8 +221,8 @@ def plan_forecast(
         problem: network and data.
         descent: the training.
         kernel: how kernels are computed; chosen when None: exactly, by a sketch or a class sketch.
-        budget: FLOPs of the forecast as a fraction of the training's, above 0; "auto" for 0.1, and
-            at least 4.5e12 FLOPs.
+        budget: FLOPs of the forecast as a fraction of the training's, above 0; "auto" for 1. The
+            cheapest kernel is always allowed.
         key: a `jax.random.key` for sketches; ``jax.random.key(0)`` when None.
 
     Returns:
@@ -232,7 +232,8 @@ def plan_forecast(
         >>> import jax.numpy as jnp
         >>> x, network = jnp.eye(6), lambda w, x: jnp.tanh(x @ w)
         >>> problem = Problem.of(network, jnp.zeros((6, 2)), x, jnp.arange(6) % 2)
-        >>> plan = plan_forecast(Relinearized(), problem, Descent.of(learning_rate=0.1, steps=50))
+        >>> descent = Descent.of(learning_rate=0.1, steps=50)
+        >>> plan = plan_forecast(Relinearized(), problem, descent, budget=math.inf)
         >>> plan.dynamics, plan.kernel
         (Relinearized(rebuilds='auto', tolerance=None, most=16), Exact(batch_size=None, ...))
     """
@@ -245,36 +246,34 @@ def plan_forecast(
     if is_scaled:
         kernels = _projections(kernel, problem, descent, key)
     else:
-        kernels = [kernel] if kernel is not None else _kernels(problem, descent, key)
+        kernels = [kernel] if kernel is not None else _kernels(problem, key)
     samples = dynamics.trained_samples(problem)
     plans = []  # the most accurate one first
     for estimator in kernels:
         price = Price.of(problem, descent, estimator, samples, is_scaled=is_scaled)
         plans += [_plan(dynamics, problem, descent, price, estimator, most) for most in rebuilds]
     training = plans[0].training
-    if budget == "auto":
-        limit = max(MODEL.fraction * training, MODEL.least)
-    else:
-        limit = float(budget) * training
-    plan = _best(plans, limit)
+    limit = (MODEL.fraction if budget == "auto" else float(budget)) * training
+    # Class sketches are less accurate at the stiffest modes, on which the growth of mini-batch
+    # noise depends: with mini-batches they are a last resort.
+    finer = [p for p in plans if not isinstance(p.kernel, ClassSketched)]
+    is_fine = descent.batch_size and min((p.operations for p in finer), default=math.inf) <= limit
+    plan = _best(finer if is_fine else plans, limit)
     whole = plan.operations <= limit and plan.error <= plans[0].error
     whole &= kernel is not None or isinstance(plan.kernel, Exact)
     return dataclasses.replace(plan, budget=limit, whole=whole)
 
 
-def _kernels(problem: Problem, descent: Descent, key: Any) -> list[KernelEstimator]:
+def _kernels(problem: Problem, key: Any) -> list[KernelEstimator]:
     """Estimators that fit into memory, the most accurate first; else the smallest one.
 
-    Class sketches are less accurate at the stiffest modes, on which the growth of mini-batch noise
-    depends: with mini-batches they are a last resort. They average over outputs, which tokens do
-    not allow.
+    Class sketches average over outputs, which tokens do not allow.
     """
     key = _key(key)
     widths = [k for k in reversed(MODEL.widths) if MODEL.per_class * problem.classes <= k]
     kernels = [Exact(), *(Sketched(width, key) for width in widths)]
     fitting = [kernel for kernel in kernels if _bytes(kernel, problem) <= MODEL.memory]
-    is_useful = descent.batch_size is None or not fitting
-    if problem.classes > 1 and not problem.loss.tokens and is_useful:
+    if problem.classes > 1 and not problem.loss.tokens:
         kernels.append(ClassSketched(key))
         if _bytes(kernels[-1], problem) <= MODEL.memory:
             fitting.append(kernels[-1])
@@ -369,7 +368,7 @@ def _plan(
             dynamics = _with_center(dynamics, dataclasses.replace(center, most=most))
     cost = price.forecast(built, passes, int(MODEL.reading * runs * descent.steps))
     error = expected_error(counts, kernel, descent.steps)
-    return ForecastPlan(dynamics, kernel, cost * with_test, error, price.training)
+    return ForecastPlan(dynamics, kernel, cost * with_test, error, price.training, built)
 
 
 def suited(dynamics: Dynamics, problem: Problem) -> Dynamics:

@@ -1,13 +1,12 @@
 """The keywords of a forecast, turned into values."""
 
-import warnings
 from typing import Any, NamedTuple
 
 import jax
 from jaxtyping import Array
 
 from jaxttp._core.checks import check_choice, check_integer, check_key, check_number, check_used
-from jaxttp._core.types import Params, Progress, count
+from jaxttp._core.types import Params, count
 from jaxttp.dynamics.preconditioned import preconditioned_filter
 from jaxttp.forecast.cost import ForecastPlan, center_of, plan_forecast
 from jaxttp.forecast.methods.base import Dynamics
@@ -30,8 +29,6 @@ DYNAMICS: dict[str, type[Dynamics]] = {
 }
 
 
-LONG = 1e12
-"""FLOPs from which on a forecast that costs more than its training is announced."""
 MOST_TOKENS = 2**14
 """Most outputs N T V over tokens for exact kernels by default: 1 GiB each in float32."""
 REBUILT = ("auto", "recursion", "sde")
@@ -139,11 +136,8 @@ def choose_plan(
     estimator: KernelEstimator | None,
     budget: float | str,
     key: Array | None,
-    progress: Progress | None = None,
 ) -> ForecastPlan | None:
     """The plan of a forecast; None where the keywords leave nothing open.
-
-    A plan that may take minutes is announced by a warning, where no progress is shown.
 
     Args:
         dynamics: of the keywords.
@@ -152,7 +146,6 @@ def choose_plan(
         estimator: how kernels are computed; None where that is open.
         budget: see `plan_forecast`.
         key: for sketches.
-        progress: shows progress, or None.
 
     Raises:
         ValueError: a budget that has no effect.
@@ -167,26 +160,7 @@ def choose_plan(
         )
         check_used("budget", None if budget == "auto" else budget, False, hint)
         return None
-    plan = plan_forecast(dynamics, problem, descent, estimator, budget=budget, key=key)
-    if progress is None:
-        announce(plan, "this forecast", "budget= bounds that, progress= shows how far it is")
-    return plan
-
-
-def announce(
-    plan: ForecastPlan, what: str, hint: str, *, forecasts: int = 1, trainings: int = 1
-) -> None:
-    """Warn of forecasts that may take minutes, and longer than the training runs they predict.
-
-    Args:
-        plan: of one forecast.
-        what: the subject of the warning.
-        hint: an alternative.
-        forecasts: of that kind, at most.
-        trainings: predicted training runs.
-    """
-    if forecasts * plan.operations > max(LONG, trainings * plan.training):
-        warnings.warn(f"{what} may take minutes ({plan}); {hint}", stacklevel=4)
+    return plan_forecast(dynamics, problem, descent, estimator, budget=budget, key=key)
 
 
 def choose_kernel(

@@ -14,7 +14,7 @@ import optax
 from jaxtyping import Array
 
 from jaxttp._core.checks import check_instance, check_number
-from jaxttp._core.progress import stopwatch
+from jaxttp._core.progress import shown, stopwatch
 from jaxttp._core.types import ApplyFn, Params, Progress, count, split_trainable
 from jaxttp.adapters.inputs import check_network, check_samples
 from jaxttp.dynamics._network import promote
@@ -32,6 +32,7 @@ from jaxttp.forecast.options import (
 )
 from jaxttp.forecast.prediction import Cost, Prediction
 from jaxttp.forecast.problem import Problem, loss_and_error
+from jaxttp.forecast.seconds import announce, estimate_seconds
 from jaxttp.forecast.training_setup import Descent
 from jaxttp.forecast.uncertainty import KNOWN, loss_band, read_targets, read_times
 from jaxttp.losses import Loss, get_loss
@@ -90,7 +91,7 @@ def predict_training_time(  # noqa: PLR0913
     kernel_batch_size: int | None = None,
     max_bytes: int | None = None,
     mesh: Any = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
 ) -> Prediction:
     """The loss curve of a training run and its training times, without training.
 
@@ -129,8 +130,8 @@ def predict_training_time(  # noqa: PLR0913
             a `Dynamics` such as ``Noisy(centre=Relinearized(4))``.
         relinearize: kernels built after the first; "auto" within `tolerance` and `budget`; 0 for
             one kernel.
-        budget: FLOPs of the forecast as a fraction of the training's; "auto" for 0.1, and at least
-            4.5e12 FLOPs; ``inf`` for no bound.
+        budget: FLOPs of the forecast as a fraction of the training's; "auto" for 1; ``inf`` for no
+            bound.
         tolerance: accuracy that relinearize="auto" aims at, see `relinearized_recursion`.
         trainable: parameters that train, as in `empirical_ntk`; all of them when None.
         total_samples: samples of the training run, where `x` is a random part of them.
@@ -143,7 +144,8 @@ def predict_training_time(  # noqa: PLR0913
         kernel_batch_size: samples a chunk.
         max_bytes: bound on the kernel's working memory.
         mesh: devices over which kernels are sharded.
-        progress: called with (stage, done, total).
+        progress: called with (stage, done, total), total being 0 for a message. None prints lines
+            in terminals and notebooks, False nothing.
 
     Returns:
         A `Prediction`. Where the forecast is unstable, `stable` is False, `steps` are -1, curves
@@ -174,7 +176,7 @@ def predict_training_time(  # noqa: PLR0913
         batch_size=batch_size, protocol=protocol, key=key,
     )  # fmt: skip
     estimator = choose_kernel(sketch_dim, key, kernel_batch_size, max_bytes, kernel, mesh)
-    if budget != "auto":
+    if budget not in ("auto", math.inf):
         check_number("budget", budget, above=0.0, hint="A tenth of the training is 0.1.")
     reading = Rule.of(thresholds, rule, metric, smooth, window, steps=steps)
     targets = targets_of(
@@ -188,27 +190,33 @@ def predict_training_time(  # noqa: PLR0913
     method.check(descent, weights, get_loss(loss))
     check_supported(method, x, descent, x_test, estimator)
     level = check_level(level, method, estimator)
+    tell, seconds = shown(progress), None
     with stopwatch() as watch:
-        problem = method.view(Problem.of(
-            apply_fn, params, x, y, loss=loss, trainable=trainable, x_test=x_test, y_test=y_test
-        ))  # fmt: skip
+        with stopwatch() as first:
+            problem = method.view(Problem.of(
+                apply_fn, params, x, y, loss=loss, trainable=trainable, x_test=x_test,
+                y_test=y_test,
+            ))  # fmt: skip
         is_open = all(v is None for v in (sketch_dim, kernel, kernel_batch_size, max_bytes))
         fixed, plan, message = None if is_open else estimator, None, None
         if budget != "auto" or not isinstance(dynamics, Dynamics):
-            plan = choose_plan(method, problem, descent, fixed, budget, key, progress)
+            plan = choose_plan(method, problem, descent, fixed, budget, key)
         if plan is not None:
             method, estimator = plan.dynamics, plan.kernel
             if several(mesh) is not None:
                 estimator = dataclasses.replace(estimator, mesh=mesh)  # type: ignore[type-var]
             message = str(plan) if budget != "auto" or not plan.whole else None
+            seconds = estimate_seconds(plan, problem, descent.steps, first.compile_seconds)
+            announce(seconds, tell, "train, or give a lower budget=; progress= shows how far it is")
         method = suited(method, problem)
         if method.kernels:
             check_tokens(problem, estimator)
-        linearizer = Linearizer(problem, estimator, progress)
+        linearizer = Linearizer(problem, estimator, tell)
         result = forecast_along(linearizer, descent, method, reading, targets=targets, level=level)
     cost = dataclasses.replace(
-        result.cost, seconds=watch.run_seconds, compile_seconds=watch.compile_seconds
-    )
+        result.cost, seconds=watch.run_seconds, compile_seconds=watch.compile_seconds,
+        training_seconds=None if seconds is None else seconds.training,
+    )  # fmt: skip
     return dataclasses.replace(result, cost=cost, plan=message)
 
 

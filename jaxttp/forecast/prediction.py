@@ -7,6 +7,7 @@ from typing import Any
 from jaxtyping import Array, Float
 
 from jaxttp._core.checks import check_choice
+from jaxttp._core.progress import readable_time
 from jaxttp._core.results import RESULT, wrapped
 from jaxttp.forecast.cost import fraction_of
 from jaxttp.forecast.stability import Rates, stability_message
@@ -35,6 +36,7 @@ class Cost:
         compile_seconds: time to trace and compile.
         operations: FLOPs, see `jaxttp.forecast.cost`.
         training_operations: FLOPs of the predicted training run.
+        training_seconds: estimated for this machine, without compilation; None where it is not.
     """
 
     kernels: int
@@ -43,16 +45,18 @@ class Cost:
     compile_seconds: float
     operations: float
     training_operations: float
+    training_seconds: float | None = None
 
     plot, _repr_html_, __repr__ = RESULT
 
     def __str__(self) -> str:
         kernels = "1 kernel" if self.kernels == 1 else f"{self.kernels} kernels"
-        passes = self.gradient_evaluations
+        passes, seconds = self.gradient_evaluations, self.training_seconds
         return (
             f"{kernels}, {passes} gradient evaluation{'' if passes == 1 else 's'}, "
             f"{self.seconds:.2f} s + {self.compile_seconds:.2f} s of compilation; "
             f"{fraction_of(self.operations, self.training_operations)} the training's FLOPs"
+            + (f", training takes about {readable_time(seconds)}" if seconds else "")
         )
 
 
@@ -264,6 +268,9 @@ class Prediction:
         if total := self.hyperparameters.get("total_samples"):
             head += f", for {total:,} samples, read off {self.outputs.shape[1]:,}"
         lines = [head]
+        if self.cost.operations > 0.5 * self.cost.training_operations:
+            ratio = fraction_of(self.cost.operations, self.cost.training_operations)
+            lines.append(f"  train instead: this forecast took {ratio} the training's FLOPs")
         if self.warnings is not None:
             lines.append(wrapped(f"  warning: {self.warnings}", 4))
         labels = {e: target_label(e, self.rule, self.metric) for e in self.steps}

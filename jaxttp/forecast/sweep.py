@@ -18,7 +18,8 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from jaxttp._core.checks import check_array, check_known, check_number, check_several
-from jaxttp._core.types import ApplyFn, Params, count
+from jaxttp._core.progress import shown
+from jaxttp._core.types import ApplyFn, Params, Progress, count
 from jaxttp.adapters.inputs import check_samples
 from jaxttp.dynamics._kernels import check_problem
 from jaxttp.dynamics.batches import batch_indices, check_batches
@@ -27,10 +28,11 @@ from jaxttp.dynamics.stability import max_learning_rate
 from jaxttp.forecast.cost import Price, is_rebuilt, plan_forecast, suited
 from jaxttp.forecast.methods.base import Linearizer
 from jaxttp.forecast.methods.linear import Recursion
-from jaxttp.forecast.options import Keywords, announce, check_processes, check_tokens, choose_kernel
+from jaxttp.forecast.options import Keywords, check_processes, check_tokens, choose_kernel
 from jaxttp.forecast.predict import forecast_along
 from jaxttp.forecast.prediction import Prediction
 from jaxttp.forecast.problem import Problem
+from jaxttp.forecast.seconds import announce, estimate_seconds
 from jaxttp.forecast.stability import rises
 from jaxttp.forecast.sweep_result import FEW, Sweep, held_to
 from jaxttp.forecast.training_setup import Descent, Hyperparameters, check_descent, check_settings
@@ -70,6 +72,7 @@ def sweep(  # noqa: PLR0913
     kernel: KernelEstimator | None = None,
     max_bytes: int | None = None,
     step_seconds: StepSeconds = None,
+    progress: Progress | bool | None = None,
 ) -> Sweep:
     """Forecast every setting from ONE kernel, and those that lead along rebuilt ones.
 
@@ -111,6 +114,7 @@ def sweep(  # noqa: PLR0913
         max_bytes: bound on the exact kernel's working memory, in bytes.
         step_seconds: seconds of one training step, as `time_step` measures them: one number, or
             one for every setting (S,).
+        progress: as in `predict_training_time`.
 
     Returns:
         A `Sweep`. Where no target is given it chooses one for all settings (`shared_target`, by the
@@ -146,7 +150,7 @@ def sweep(  # noqa: PLR0913
     check_processes(x, estimator)
     problem = Problem.of(apply_fn, params, x, y, loss=plan.loss, trainable=trainable)
     check_tokens(problem, estimator)
-    linearizer = Linearizer(problem, estimator)
+    linearizer = Linearizer(problem, estimator, shown(progress))
     result = forecast_leaders(screen(linearizer, plan), linearizer, plan, relinearize=relinearize)
     return with_warnings(result, linearizer, plan, result.shown())
 
@@ -431,10 +435,13 @@ def forecast_leaders(
             dynamics = planned.dynamics
             if dynamics.is_scaled:  # kernels of its own
                 own = Linearizer(own.problem, planned.kernel)
-            if linearizer.progress is None and not followed:
-                what = f"forecasting up to {most} leading settings again"
-                hint = "relinearize=0 stays with one kernel; jaxttp.race trains them"
-                announce(planned, what, hint, forecasts=most, trainings=len(result.settings))
+            if not followed:
+                seconds = estimate_seconds(
+                    planned, own.problem, descent.steps, forecasts=most,
+                    trainings=len(result.settings),
+                )  # fmt: skip
+                hint = "relinearize=0 stays with one kernel; jaxttp.race trains settings"
+                announce(seconds, linearizer.progress, hint)
         dynamics = suited(dynamics, own.problem)
         linearizer.report("rebuilding kernels of the leading settings", len(followed), most)
         followed[i] = forecast_along(own, descent, dynamics, plan.rule, targets=plan.targets)

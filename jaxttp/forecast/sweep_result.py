@@ -13,11 +13,11 @@ import numpy as np
 
 from jaxttp._core.checks import check_choice
 from jaxttp._core.files import replaced
+from jaxttp._core.progress import readable_time
 from jaxttp._core.results import RESULT, plain_number, wrapped
 from jaxttp.forecast.prediction import Prediction
 from jaxttp.forecast.stability import Rates, stability_message
 from jaxttp.forecast.training_setup import Hyperparameters, algorithm_name, schedule_name
-from jaxttp.forecast.wall_clock import readable_time
 from jaxttp.losses import get_loss
 from jaxttp.losses.rule import Rule, Target, step_words
 

@@ -8,6 +8,7 @@ import jax
 import optax
 
 from jaxttp._core.checks import check_choice, check_integer, check_known, check_number
+from jaxttp._core.progress import readable_time
 from jaxttp._core.results import RESULT
 from jaxttp._core.types import ApplyFn, Params
 from jaxttp.losses import Loss
@@ -166,19 +167,3 @@ def wall_clock(
     cost = None if price_per_hour is None else total / 3600 * price_per_hour
     reached = {e: t * seconds for e, t in steps.items() if t >= 0}
     return WallClock(seconds, reached, total, cost, source, compiling)
-
-
-def readable_time(seconds: float) -> str:
-    """Seconds in the unit that suits them.
-
-    Example:
-        >>> [readable_time(t) for t in (2e-5, 0.02, 3.0, 200.0, 9000.0)]
-        ['20.0 µs', '20.0 ms', '3.00 s', '3.3 min', '2.5 h']
-    """
-    if seconds < 1e-3:
-        return f"{1e6 * seconds:.1f} µs"
-    if seconds < 1:
-        return f"{1e3 * seconds:.1f} ms"
-    if seconds < 120:
-        return f"{seconds:.2f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -255,9 +255,7 @@ def width_of(size: int, dim: int, wide: int = 1 << 12) -> int:
     return dim * max(1, min(-(-size // dim), -(-wide // dim)))
 
 
-def form_costs(
-    site: Site, classes: int, dim: int, *, is_scaled: bool = False
-) -> dict[str, float]:
+def form_costs(site: Site, classes: int, dim: int, *, is_scaled: bool = False) -> dict[str, float]:
     """Operations of a sample, by how a site's gradients may be sketched.
 
     Entries that are scaled have to be formed.

@@ -182,9 +182,7 @@ class Sketcher:
     def layers(self) -> SketchLayers:
         """How each leaf enters a CountSketch."""
         sites = find_sites(self.program, self.mask)
-        return SketchLayers.of(
-            self.program, sites, self.mask, self.dim, is_scaled=self.is_scaled
-        )
+        return SketchLayers.of(self.program, sites, self.mask, self.dim, is_scaled=self.is_scaled)
 
     def working_size(self, work: Workload) -> int:
         """Numbers held at a time for a sample."""

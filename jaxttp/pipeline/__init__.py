@@ -30,4 +30,6 @@ from jaxttp.pipeline.tasks import Task as Task
 from jaxttp.pipeline.tasks import build_task as build_task
 from jaxttp.pipeline.training_time import Arrival as Arrival
 from jaxttp.pipeline.training_time import Forecast as Forecast
+from jaxttp.pipeline.training_time import TaskRun as TaskRun
 from jaxttp.pipeline.training_time import forecast as forecast
+from jaxttp.pipeline.training_time import train_task as train_task

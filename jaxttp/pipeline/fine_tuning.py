@@ -13,6 +13,7 @@ from jaxtyping import Array
 
 from jaxttp._core.checks import check_integer, check_used
 from jaxttp._core.process import versions
+from jaxttp._core.progress import readable_time
 from jaxttp._core.results import RESULT, plain_numbers, wrapped
 from jaxttp._core.types import Model, Progress, count, take
 from jaxttp.adapters import as_rows, from_nnx
@@ -20,7 +21,6 @@ from jaxttp.data import load_corpus, load_tokenizer
 from jaxttp.dynamics.batches import batch_indices
 from jaxttp.forecast import StaleGradientForecast, stale_gradient_forecast
 from jaxttp.forecast.stale_gradients import FORWARD, POINTS, affordable, watcher
-from jaxttp.forecast.wall_clock import readable_time
 from jaxttp.losses import encode_targets
 from jaxttp.losses.rule import Curves, Rule, Target, reach, target_label
 from jaxttp.models import adapter_targets, load_transformer, lora

@@ -65,8 +65,7 @@ class Settings(DataSettings):
         momentum: heavy-ball, in [0, 1); of "sgd".
         batch_size: samples a step; None for all of them.
         relinearize: kernels built after the first, or "auto" for as many as it takes.
-        budget: what a forecast may cost, as a fraction of the training's FLOPs; "auto" for 10 %,
-            and a minute or two in any case.
+        budget: what a forecast may cost, as a fraction of the training's FLOPs; "auto" for as many.
         total_samples: how many samples training will see, of which those drawn are a part; None for
             those drawn.
         sketch_dim: width of a random projection of the Jacobian; None for the exact kernel.
@@ -78,7 +77,7 @@ class Settings(DataSettings):
         weights: a safetensors file with the weights of `model`, but for its last layer, which is
             fresh; None for random weights, with batch norm at the averages of the samples.
         image_size: pixels a side that images are resized to for `model`; that of its pre-training
-            when None.
+            when None. Without a `model` "digits" have 8, or 32 for a network pre-trained at 32.
         max_length: tokens to keep of each text for a language model; None for all.
         trainable: "all" weights, the "head" alone, or "lora": low-rank adapters alone.
         rank: of the adapters.

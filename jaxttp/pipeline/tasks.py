@@ -46,6 +46,8 @@ from jaxttp.pipeline.settings import TRAINABLE, Settings, check_training, check_
 
 HIDDEN = (64, 64)
 """Widths of the MLP that learns data without a model of their own."""
+SHIPPED_SIZES = {8: "digits-resnet", 32: "digits-resnet-32"}
+"""The shipped network by the side of its images."""
 _FOR_IMAGES = ("weights", "image_size", "hidden", "split", "folder", "label")
 _TARGETS = {"squared_error": True, "cross_entropy": False, "binary_cross_entropy": False}
 """Whether a loss that is asked for takes a table's labels for numbers."""
@@ -135,7 +137,11 @@ def _check_names(settings: Settings) -> None:
         check_choice("model", settings.model, model_names(), hint=hint)
         return
     hint = f"it needs a model, one of {', '.join(model_names())}"
-    check_unused(settings, ("weights", "image_size"), hint)
+    check_unused(settings, ("weights",), hint)
+    if settings.data == "digits" and settings.image_size is not None:
+        check_choice("image_size", settings.image_size, tuple(SHIPPED_SIZES))
+    else:
+        check_unused(settings, ("image_size",), hint)
     if has_texts(settings.data):
         raise ValueError(
             f"data={settings.data!r} has a column of texts, which needs a language model: "
@@ -207,6 +213,8 @@ def _selected(settings: Settings, dataset: Dataset, key: Array) -> tuple[Dataset
 
 
 def _preprocessing(settings: Settings) -> Preprocessing | None:
+    if settings.model is None and settings.image_size is not None:
+        return Preprocessing(settings.image_size)  # of digits
     if settings.model is None or is_language_folder(settings.model):
         return None
     entry = MODELS[settings.model]
@@ -263,8 +271,12 @@ def _untrained_network(
         return network, f"{name} {origin} on {source} at {size}x{size}"
     if settings.data == "digits":
         digits = "5-9" if settings.classes is None else ", ".join(dataset.class_names)
+        size = dataset.x.shape[1]
         label = f"ResNet pre-trained on digits 0-4, fine-tuned on digits {digits}"
-        return fresh_head(load_pretrained(), outputs, key=key, scale=scale), label
+        label += f" at {size}x{size}" if settings.image_size else ""
+        return fresh_head(
+            load_pretrained(SHIPPED_SIZES[size]), outputs, key=key, scale=scale
+        ), label
     hidden = HIDDEN if settings.hidden is None else settings.hidden
     sizes = (int(np.prod(dataset.x.shape[1:])), *hidden, outputs)
     network = MLP(sizes, rngs=nnx.Rngs(params=key), head_scale=scale)

@@ -1,6 +1,8 @@
 """A forecast in steps and seconds from the name of a task, and the real training run."""
 
 import dataclasses
+import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +15,7 @@ from jaxttp._core.types import Progress, take
 from jaxttp.forecast import Prediction, predict_training_time
 from jaxttp.losses.rule import Target, target_label
 from jaxttp.ntk.sharded import mesh_of
-from jaxttp.pipeline.settings import Settings, hyperparameters
+from jaxttp.pipeline.settings import Settings, check_unused, hyperparameters
 from jaxttp.pipeline.tasks import Task, build_task
 from jaxttp.training import StepTime, TrainingRun, time_step, train
 
@@ -93,7 +95,9 @@ class Forecast:
         Losses of a real run that diverged are None where they are not finite.
         """
         prediction, run, arrivals = self.prediction, self.run, self.arrivals
-        settings = dataclasses.asdict(self.settings) | {"loss": self.task.loss}
+        budget = self.settings.budget
+        plain = {"loss": self.task.loss, "budget": "inf" if budget == math.inf else budget}
+        settings = dataclasses.asdict(self.settings) | plain
 
         def by_threshold(field: str) -> dict[str, Any]:
             values = {repr(e): getattr(arrivals[e], field) for e in prediction.steps}
@@ -133,6 +137,79 @@ class Forecast:
             "versions": versions(),
             "verified": real,
         }
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskRun:
+    """The real training run of a named task.
+
+    Attributes:
+        settings: what was asked for.
+        task: the network and data.
+        run: the training.
+        steps: by what is reached, in words, the first step there; -1 for never.
+    """
+
+    settings: Settings
+    task: Task
+    run: TrainingRun
+    steps: Mapping[str, int]
+
+    plot, _repr_html_, __repr__ = RESULT
+
+    @property
+    def step_seconds(self) -> float:
+        """Seconds of a step."""
+        return self.run.seconds / self.settings.steps
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; losses of a run that diverged are None where they are not finite."""
+        return {
+            "steps": dict(self.steps),
+            "seconds": {
+                words: step * self.step_seconds for words, step in self.steps.items() if step >= 0
+            },
+            "horizon": self.settings.steps,
+            "horizon_seconds": self.run.seconds,
+            "loss": plain_numbers(self.run.loss),
+            "error": plain_numbers(self.run.error),
+            "task": self.task.description,
+            "versions": versions(),
+        }
+
+
+def train_task(settings: Settings, *, progress: Progress | None = None) -> TaskRun:
+    """Train a named task for real, without a forecast.
+
+    Args:
+        settings: what to train.
+        progress: called with (stage, done, total).
+
+    Returns:
+        A `TaskRun`.
+
+    Raises:
+        ValueError: settings of a forecast alone; whatever `build_task` refuses.
+
+    Example:
+        >>> small = Settings(data="wine", samples_per_class=8, steps=20, learning_rate=0.1)
+        >>> list(train_task(small).steps)[0]
+        '1 % of the loss decrease left'
+    """
+    forecast_only = ("total_samples", "relinearize", "budget", "sketch_dim", "mesh")
+    check_unused(settings, forecast_only, "it is for a forecast, and this is a real training")
+    task = build_task(settings)
+    report = None if progress is None else lambda i, n: progress("real training", i, n)
+    run = train(
+        *task.model, task.x, task.y, loss=task.loss, steps=settings.steps,
+        batch_size=settings.batch_size, optimizer=hyperparameters(settings).optimizer(),
+        key=jax.random.split(jax.random.key(settings.seed))[1], progress=report,
+    )  # fmt: skip
+    reached = run.read(settings.thresholds, metric=settings.metric)
+    words = {target_label(e, "relative", settings.metric): step for e, step in reached.items()}
+    on_targets = run.reach(settings.targets())
+    words |= {target.words(): step for target, step in on_targets.items()}
+    return TaskRun(settings, task, run, words)
 
 
 def forecast(

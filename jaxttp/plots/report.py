@@ -15,8 +15,8 @@ from matplotlib.figure import Figure
 
 from jaxttp._core.files import replaced
 from jaxttp._core.process import versions
+from jaxttp._core.progress import readable_time
 from jaxttp._core.results import html_table
-from jaxttp.forecast.wall_clock import readable_time
 from jaxttp.losses.rule import step_words
 from jaxttp.pipeline import Arrival, TaskReport
 from jaxttp.pipeline.settings import hyperparameters

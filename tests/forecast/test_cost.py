@@ -9,8 +9,10 @@ import jax.numpy as jnp
 import pytest
 
 from jaxttp import predict_training_time
+from jaxttp._core.progress import readable_time
 from jaxttp.forecast import Descent, Noisy, Problem, Recursion, Relinearized, cost
 from jaxttp.forecast.cost import Price, plan_forecast
+from jaxttp.forecast.seconds import SPEED, estimate_seconds
 from jaxttp.ntk import ClassSketched, Exact, Sketched
 from tests.draws import normal, split
 
@@ -57,6 +59,7 @@ def test_operations_are_those_of_the_layers():
     batches = Price.of(problem(), descent(batch_size=4, key=KEY), Exact())
     assert batches.training == full.training / 5
     assert batches.kernel == full.kernel
+    assert batches.product == full.product / 5  # gradients of 4 samples
     whole = full.forecast(kernels=2, passes=3, products=4)
     assert whole == 2 * full.kernel + 3 * full.whole_pass + 4 * full.product
 
@@ -69,7 +72,7 @@ def test_a_narrow_sketch_stays_as_its_factors():
 
 
 def test_small_problems_are_forecast_in_full():
-    plan = plan_forecast(Relinearized(), problem(), descent())
+    plan = plan_forecast(Relinearized(), problem(), descent(), budget=jnp.inf)
     assert (plan.kernel, plan.dynamics, plan.whole) == (Exact(), Relinearized(), True)
 
 
@@ -99,22 +102,27 @@ def many_classes(n, classes):
     return Problem.of(lambda w, x: jnp.abs(x @ w + 64.0) - 64.0, w, x, jnp.arange(n) % classes)
 
 
-def kernels(n, classes, **training):
+def kernels(n, classes):
     """What a plan of so many samples and classes has to choose from."""
-    return cost._kernels(many_classes(n, classes), descent(**training), KEY)
+    return cost._kernels(many_classes(n, classes), KEY)
 
 
-def test_class_sketches_are_for_full_batches(model):
+def test_kernels_to_choose_from(model):
     """Bytes of 3 kernels: 12 (N C)^2, 12 N C k, 12 N^2."""
-    batches = {"batch_size": 8, "key": KEY}
     sketches = [Sketched] * len(cost.MODEL.widths)
     assert [type(one) for one in kernels(40, 2)] == [Exact, *sketches, ClassSketched]
-    assert [type(one) for one in kernels(40, 2, **batches)] == [Exact, *sketches]
     model(memory=12 * 60**2 + 1.0)
     assert [type(one) for one in kernels(60, 20)] == [ClassSketched]
-    assert [type(one) for one in kernels(60, 20, **batches)] == [ClassSketched]  # nothing else fits
     model(memory=1.0)
     assert [type(one) for one in kernels(60, 20)] == [ClassSketched]  # the least of all
+
+
+def test_class_sketches_are_a_last_resort_with_batches(model):
+    model(widths=(16,), per_class=1)
+    batches = descent(batch_size=8, key=KEY)
+    assert isinstance(plan_forecast(Relinearized(), problem(), batches).kernel, ClassSketched)
+    chosen = plan_forecast(Relinearized(), problem(), batches, budget=30).kernel
+    assert not isinstance(chosen, ClassSketched)
 
 
 def test_a_plan_leaves_what_is_given(model):
@@ -153,22 +161,44 @@ def test_a_forecast_keeps_within_its_budget_and_says_so(model):
     assert 1 < found.cost.kernels <= 17
     assert found.cost.operations <= 60 * found.cost.training_operations
     assert call(steps=400, budget=3).cost.kernels == 1
+    assert call(steps=5).plan is not None  # a default that has to leave something out says so
+    model(fraction=1e9)
     assert call(steps=5).plan is None
-    model(least=0.0)  # a default that has to leave something out says so
-    assert call(steps=5).plan is not None
 
 
-def test_what_may_take_minutes_is_announced(monkeypatch):
+def test_the_price_comes_first(monkeypatch):
     params, x, y = parts()
-    monkeypatch.setattr("jaxttp.forecast.options.LONG", 0.0)
-    common = dict(learning_rate=0.1, steps=2, relinearize=1)
-    with pytest.warns(UserWarning, match=r"may take minutes \(2 kernels: .*; budget= bounds that"):
-        predict_training_time(network, params, x, y, **common)
+    told = []
+    common = dict(learning_rate=0.1, steps=2)
+    monkeypatch.setattr("jaxttp.forecast.seconds.SHORT", 0.0)
+    model = lambda progress: predict_training_time(  # noqa: E731
+        network, params, x, y, **common, progress=progress
+    )
+    found = model(lambda *call: told.append(call))
+    price, done, total = told[0]
+    assert price.startswith("training about")
+    assert price.endswith("training costs less")
+    assert (done, total) == (0, 0)
+    assert f"training takes about {readable_time(found.cost.training_seconds)}" in str(found)
+    assert "train instead: this forecast took" in str(found)
+    with pytest.warns(UserWarning, match="training about .*costs less: train, or give"):
+        model(None)  # nobody watches
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        predict_training_time(network, params, x, y, **common, progress=lambda *_: None)
-        monkeypatch.setattr("jaxttp.forecast.options.LONG", 1e12)
-        predict_training_time(network, params, x, y, **common)
+        monkeypatch.setattr("jaxttp.forecast.seconds.SHORT", 1e3)
+        model(None)
+
+
+def test_seconds_are_a_passes(monkeypatch):
+    plan = plan_forecast(Relinearized(), problem(), descent(), budget=10)
+    clock = itertools.count()
+    monkeypatch.setattr("jaxttp.forecast.seconds.time.perf_counter", lambda: next(clock))
+    found = estimate_seconds(plan, problem(), 50, 0.1, forecasts=2, trainings=3)
+    passes = 50 * 3 / SPEED.training  # a second each, with twice that for their gradients
+    assert found.training == pytest.approx(3 * (passes + 50 * SPEED.dispatch))
+    assert found.total - found.forecast == pytest.approx(0.1 * SPEED.compiling)
+    alone = plan.operations / plan.training * 50 * 3 / SPEED.forecast
+    assert found.forecast == pytest.approx(2 * alone + SPEED.kernel * plan.kernels)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import dataclasses
 import functools
 from typing import Any, ClassVar, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float

@@ -17,6 +17,9 @@ from jaxttp.losses.rule import Rule
 
 MOST = 16
 """Kernels after the first that "auto" takes at most."""
+FEW = 12
+"""Behind a diagonal, a path that ends with fewer kernels because no more are allowed is doubted. In
+87 tuning runs with fewer, 59 of 209 times were within 10 %; in 7 runs with more, 21 of 21."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,6 +148,18 @@ class Preconditioned(Relinearized):
         """See `Relinearized`."""
         cross = None if linearizer.problem.x_test is None else linearizer.cross_scaled
         return {"kernel_fn": linearizer.scaled, "kernel_test_fn": cross}
+
+    def doubt(self, path: Path, rule: Rule) -> Doubt | None:
+        """See `Dynamics`: in addition, few kernels are too few for a diagonal that turns."""
+        found = super().doubt(path, rule)
+        if found is None and self.most < FEW and path.auxiliary.kernels > self.most:
+            return Doubt(
+                f"the budget allows {path.auxiliary.kernels} kernels, and this optimizer needs "
+                f"{FEW} or more: with fewer, most times were off by more than 10 % in tuning "
+                "runs; budget=inf builds as many as it takes, or train, which may cost less",
+                None,
+            )
+        return found
 
     def rates(self, linearizer: Linearizer, descent: Descent) -> tuple[float, Rates | None]:
         """See `Dynamics`: the limit of the optimizer's rate moves with its diagonal."""

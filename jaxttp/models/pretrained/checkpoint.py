@@ -258,7 +258,7 @@ def _to_jax(name: str, array: np.ndarray) -> jax.Array:
     return jax.device_put(array)  # `jnp.asarray` compiles a program for every shape
 
 
-SHIPPED = ("digits-resnet",)
+SHIPPED = ("digits-resnet", "digits-resnet-32")
 """The names for `load_pretrained`."""
 
 
@@ -266,7 +266,7 @@ def checkpoint_path(name: str = "digits-resnet") -> Path:
     """The path of a shipped checkpoint, for `load_params` and its metadata.
 
     Args:
-        name: "digits-resnet".
+        name: one of `SHIPPED`.
 
     Returns:
         The path of the safetensors file.
@@ -288,9 +288,10 @@ def load_pretrained(name: str = "digits-resnet") -> ResNet:
     ``digits-resnet``: `digits_resnet` with five outputs, trained on the digits 0-4 of
     scikit-learn's 8x8 digits (``python -m experiments.pretrain_digits``), inputs as
     ``load_dataset("digits")`` gives them, in [0, 1]. Fine-tune it with `fresh_head`.
+    ``digits-resnet-32``: the same on images enlarged to 32x32 pixels.
 
     Args:
-        name: "digits-resnet".
+        name: one of `SHIPPED`.
 
     Returns:
         The network, float32.
