@@ -4,10 +4,11 @@
 
 Every run is a task, a rate, a batch size, a schedule, a clipping norm and a horizon. The training
 is forecast by kernels, without a bound on their cost and within the default budget, in weight space
-along one linearization, and by 10 % of its steps and a power law; a forecast of momentum on the
-same task, without a bound, gives the cost that kernels have there. A time to 0.5, 0.25 or 0.1 of the first loss is right within 10 % or two steps, an end
-within a factor of 1.25 or 1 % of the loss decrease. Runs whose real loss rises above its start are
-left out. Nothing was tuned on the tasks of "cpu".
+along one linearization, and by 10 % of its steps and a power law. A forecast of momentum on the
+same task, without a bound, gives the cost that kernels have there. A time to 0.5, 0.25 or 0.1 of
+the first loss is right within 10 % or two steps, an end within a factor of 1.25 or 1 % of the loss
+decrease. Runs whose real loss rises above its start are left out. Nothing was tuned on the tasks of
+"cpu".
 """
 
 import functools
