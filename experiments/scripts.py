@@ -51,4 +51,5 @@ SCRIPTS = {
     "ours-dynamics": "experiments.training_time.dynamics",
     "ours-online": "experiments.training_time.closing",
     "ours-bands": "experiments.training_time.calibration",
+    "ours-price": "experiments.training_time.price",
 }

@@ -1,5 +1,6 @@
 """One small result of every public type, made once a process."""
 
+import dataclasses
 import functools
 import tempfile
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from jaxttp.pipeline import (
     report_task,
     sweep_task,
     task_spectrum,
+    train_task,
 )
 from tests import tiny
 from tests.models.texts import WORDS, write_model
@@ -85,6 +87,11 @@ def Cost():
 @maker
 def Forecast():
     return tiny.verified()
+
+
+@maker
+def TaskRun():
+    return train_task(dataclasses.replace(tiny.SETTINGS, relinearize="auto"))
 
 
 @maker

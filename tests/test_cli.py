@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -69,6 +70,21 @@ def test_a_real_process(tmp_path):
         assert abs(written["steps"][str(e)] - step) <= 1
     assert (folder / "prediction.png").read_bytes().startswith(b"\x89PNG")
     assert sorted(p.name for p in folder.iterdir()) == ["prediction.json", "prediction.png"]
+
+
+def test_train_trains_as_verify_does(tmp_path):
+    done = call("predict", *SMALL, "--train", "--output", str(tmp_path), columns=120)
+    assert done.exit_code == 0, done.stderr
+    written = json.loads((tmp_path / "training.json").read_text())
+    real = tiny.verified().run
+    assert list(written["steps"].values()) == [real.read(e)[e] for e in (0.01, 0.1, 0.4)]
+    np.testing.assert_allclose(written["loss"], real.loss, rtol=1e-5)  # another compilation
+    rows = table(done.stdout)
+    assert rows[0] == ["loss", "real steps", "real seconds"]
+    assert [row[1] for row in rows[1:4]] == [str(step) for step in written["steps"].values()]
+    assert (tmp_path / "training.png").exists()
+    refused = call("predict", *SMALL, "--train", "--verify")
+    assert (refused.exit_code, "verify=True does nothing here" in refused.stderr) == (2, True)
 
 
 def test_targets_are_rows_of_their_own(forecasts):

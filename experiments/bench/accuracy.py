@@ -17,6 +17,7 @@ import collections
 import dataclasses
 import functools
 import itertools
+import math
 from pathlib import Path
 from typing import Any
 
@@ -149,21 +150,24 @@ def measure(run: Run, settings: AccuracySettings) -> Row:
     }
     found = {"one kernel": _predicted(job, run, settings, eta, 0)}
     for rebuilds in settings.rebuilds:
-        name = "default" if rebuilds == "auto" else f"{rebuilds} rebuilt"
-        found[name] = _predicted(job, run, settings, eta, rebuilds)
+        if rebuilds == "auto":
+            found["default"] = _predicted(job, run, settings, eta, rebuilds)
+            found["budget=inf"] = _predicted(job, run, settings, eta, rebuilds, budget=math.inf)
+        else:
+            found[f"{rebuilds} rebuilt"] = _predicted(job, run, settings, eta, rebuilds)
     if settings.paper:
         found["Algorithm 1"] = _algorithm_1(job, run, settings, eta)
     return out | {"forecasts": found}
 
 
 def _predicted(
-    job: Job, run: Run, settings: AccuracySettings, eta: float, rebuilds: int | str
+    job: Job, run: Run, settings: AccuracySettings, eta: float, rebuilds: int | str, **options: Any
 ) -> Row:
     key = None if run.batch_size is None else jax.random.key(run.seed + 90)  # batches of its own
     found = predict_training_time(
         *job.model, job.x, job.y, loss=LOSS, learning_rate=eta, momentum=run.momentum,
         batch_size=run.batch_size, steps=settings.steps, thresholds=THRESHOLDS, key=key,
-        relinearize=rebuilds,
+        relinearize=rebuilds, **options,
     )  # fmt: skip
     return _reading(found.loss) | {
         "stable": found.stable, "warnings": found.warnings, "cost": dataclasses.asdict(found.cost)

@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import optax
+from scipy.optimize import least_squares
 
 from experiments.bench import accuracy_tasks, warning_tasks
 from experiments.bench.harness import Row, go_on, head, line, parser, store_of
-from experiments.bench.pays import power_law
 from jaxttp import predict_training_time, train, training_time
 
 MODULE = "experiments.bench.adam"
@@ -124,6 +124,25 @@ def forecast(job: Any, how: Row) -> Row:
         "kernels": found.cost.kernels, "warned": found.warnings is not None,
         "stable": found.stable,
     }  # fmt: skip
+
+
+def power_law(loss: np.ndarray, fraction: float = 0.1) -> np.ndarray:
+    """The first fraction of a training, carried on as c + a (1 + t / b)^-p, (T + 1,)."""
+    steps = len(loss) - 1
+    seen = max(4, round(fraction * steps))
+    t, scale = np.arange(steps + 1), float(loss[0])
+
+    def curve(free: np.ndarray, t: np.ndarray) -> np.ndarray:
+        a, b, p, c = np.exp(free)
+        return c + a * (1 + t / b) ** -p
+
+    start = np.log([scale, max(1.0, seen / 4), 1.0, 0.01 * scale])
+    known = np.log(np.maximum(loss[: seen + 1], 1e-30))
+    found = least_squares(
+        lambda free: np.log(curve(free, t[: seen + 1])) - known, start,
+        bounds=(start - 12, start + 12),
+    )  # fmt: skip
+    return np.append(loss[: seen + 1], curve(found.x, t[seen + 1 :]))
 
 
 def rounded(loss: Any) -> list[float]:

@@ -11,11 +11,11 @@ from experiments.bench import (
     accelerator,
     accuracy,
     accuracy_tables,
+    adam,
     harness,
     kernel,
     lora,
     lora_tasks,
-    pays,
     planning,
     races,
     scaling,
@@ -149,7 +149,7 @@ def test_a_power_law_carries_the_first_part_of_a_training_on():
     t = np.arange(101)
     real = 0.2 + 2.0 * (1 + t / 3.0) ** -0.7
     # the law itself is found again; the fit stops where the logarithms agree to 1e-4
-    np.testing.assert_allclose(pays.power_law(real), real, rtol=1e-3)
+    np.testing.assert_allclose(adam.power_law(real), real, rtol=1e-3)
     loss = 1.5 + 2.0 * (t + 3.0) ** -0.5
     np.testing.assert_allclose(lora.power_law(loss, 0.2), loss, atol=1e-3)
 

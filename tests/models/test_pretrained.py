@@ -3,12 +3,14 @@ import pytest
 from experiments import pretrain_digits
 from jaxttp.models import load_pretrained
 from jaxttp.models.pretrained import checkpoint as shipped
+from jaxttp.pipeline.tasks import SHIPPED_SIZES
 
 
-def test_the_shipped_network_classifies_what_it_was_not_trained_on():
-    parts = pretrain_digits.load_split(pretrain_digits.Settings())
+@pytest.mark.parametrize(("size", "name"), SHIPPED_SIZES.items())
+def test_the_shipped_networks_classify_what_they_were_not_trained_on(size, name):
+    parts = pretrain_digits.load_split(pretrain_digits.Settings(image_size=size))
     assert len(parts.held_out) > 150
-    model = load_pretrained("digits-resnet")
+    model = load_pretrained(name)
     assert pretrain_digits.accuracy(model, parts.held_out) > 0.97
     assert pretrain_digits.accuracy(model, parts.train) > 0.99
 
