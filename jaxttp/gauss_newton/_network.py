@@ -6,7 +6,7 @@ in that last column: it multiplies the constant feature 1. The readout f = P x_L
 selection of coordinates, orthonormal rows, or any P of full row rank.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 import equinox as eqx
@@ -113,51 +113,25 @@ def check_inputs(
     weights: ArrayLike,
     bottlenecks: ArrayLike | None,
     x: ArrayLike,
-    activation: Activation | Sequence[Activation],
+    activation: Activation,
     name: str = "x",
-) -> tuple[Couplings, Array, tuple[Activation, ...]]:
-    """The network, its states `x` (N, d) and its activations, checked together."""
+) -> tuple[Couplings, Array, Callable[[Array], Array]]:
+    """The network, its states `x` (N, d) and its activation, checked together."""
     network = check_network(weights, bottlenecks)
     x = check_states(name, x, network)
-    return network, x, check_activation(activation, network.blocks)
+    return network, x, check_activation(activation)
 
 
-def check_activation(
-    activation: Activation | Sequence[Activation], blocks: int
-) -> tuple[Activation, ...]:
-    """One activation a block, as a hashable tuple.
+def check_activation(activation: Activation) -> Callable[[Array], Array]:
+    """The function of an activation, equal to others of the same equations.
 
     Raises:
-        ValueError: an unknown name, or a sequence of another length than the blocks.
+        ValueError: an unknown name.
     """
-    if isinstance(activation, str) or callable(activation):
-        names: tuple[Activation, ...] = (activation,) * blocks
-    else:
-        names = tuple(activation)
-    if len(names) != blocks:
-        raise ValueError(
-            f"activation must be one for all blocks or one for each of the {blocks}; got "
-            f"{len(names)}."
-        )
-    for name in names:
-        if not callable(name):
-            check_choice("activation", name, ACTIVATIONS)
+    if not callable(activation):
+        return ACTIVATIONS[check_choice("activation", activation, ACTIVATIONS)]
     # A function of the user's is traced now (see `jaxttp._core.traced`).
-    like = jax.ShapeDtypeStruct((2,), jnp.float32)
-    return tuple(Keyed(name, like) if callable(name) else name for name in names)
-
-
-def scan_activations(activations: tuple[Activation, ...]) -> tuple[Array | None, Callable]:
-    """``(indices, function)``: inside a scan over blocks, ``function(index, z)`` is σ of the block.
-
-    The indices are None where every block has the same activation.
-    """
-    functions = [ACTIVATIONS[name] if isinstance(name, str) else name for name in activations]
-    distinct = list(dict.fromkeys(functions))
-    if len(distinct) == 1:
-        return None, lambda _, z: distinct[0](z)
-    indices = jnp.array([distinct.index(function) for function in functions], jnp.int32)
-    return indices, lambda index, z: jax.lax.switch(index, distinct, z)
+    return Keyed(activation, jax.ShapeDtypeStruct((2,), jnp.float32))
 
 
 def features(bottleneck: Array | None, z: Array, width: int, function: Callable) -> Array:

@@ -7,7 +7,7 @@ A half-layer writes W s, so the gradient of output a of sample i in W is an oute
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,6 @@ from jaxttp.gauss_newton._network import (
     check_states,
     features,
     pick,
-    scan_activations,
     split,
 )
 from jaxttp.gauss_newton.reversible import forward_states
@@ -37,7 +36,7 @@ def revmlp_kernel(
     x1: ArrayLike,
     x2: ArrayLike | None = None,
     *,
-    activation: Activation | Sequence[Activation] = "relu",
+    activation: Activation = "relu",
     readout: ArrayLike | None = None,
     output: str = "full",
 ) -> Array:
@@ -70,14 +69,14 @@ def revmlp_kernel(
     Source:
         Derived; XGN measures it by an explicit Jacobian.
     """
-    network, x, names = check_inputs(weights, bottlenecks, x1, activation, "x1")
+    network, x, function = check_inputs(weights, bottlenecks, x1, activation, "x1")
     rows = None
     check_choice("output", output, ("full", "trace", "diagonal"))
     readout = check_readout(readout, 2 * network.half, network.weights.dtype)
     if x2 is not None:
         rows = len(x)
         x = jnp.concatenate([x, check_states("x2", x2, network)])
-    return _kernel(network, x, readout, names, rows, output)
+    return _kernel(network, x, readout, function, rows, output)
 
 
 @functools.partial(jax.jit, static_argnums=(3, 4, 5))
@@ -85,14 +84,13 @@ def _kernel(
     network: Couplings,
     x: Array,
     readout: Array | None,
-    activations: tuple[Activation, ...],
+    function: Callable[[Array], Array],
     rows: int | None,
     output: str,
 ) -> Array:
     n, d = x.shape
     p = jnp.eye(d, dtype=x.dtype) if readout is None else readout
-    indices, function = scan_activations(activations)
-    final, states = forward_states(*network, x, activations)
+    final, states = forward_states(*network, x, function)
     after = jnp.concatenate([states[1:], final[None]])
     left, right = slice(rows), slice(rows, None)
 
@@ -106,12 +104,10 @@ def _kernel(
 
     def block(carry: tuple, parts: tuple) -> tuple[tuple, None]:
         total, g1, g2 = carry  # g: (C, N, h)
-        w, v, index, before, behind = parts
+        w, v, before, behind = parts
 
         def pulled(i: int, z: Array, g: Array) -> tuple[Array, Array]:
-            s, pull = jax.vjp(
-                lambda z: features(pick(v, i), z, w.shape[2], lambda a: function(index, a)), z
-            )
+            s, pull = jax.vjp(lambda z: features(pick(v, i), z, w.shape[2], function), z)
             return s, jax.vmap(lambda c: pull(c @ w[i])[0])(g)
 
         s, back = pulled(1, split(behind)[0], g2)
@@ -123,5 +119,5 @@ def _kernel(
     half = d // 2
     zeros = jax.eval_shape(contribution, x, cotangents)
     start = (jnp.zeros(zeros.shape, zeros.dtype), cotangents[..., :half], cotangents[..., half:])
-    xs = (*network, indices, states, after)
+    xs = (*network, states, after)
     return jax.lax.scan(block, start, xs, reverse=True)[0][0]

@@ -1,6 +1,6 @@
 """Exact Gauss-Newton as an optax transformation."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 import equinox as eqx
@@ -53,7 +53,7 @@ def gauss_newton(
     learning_rate: optax.ScalarOrSchedule,
     *,
     loss: str | Loss | None = None,
-    activation: Activation | Sequence[Activation] = "relu",
+    activation: Activation = "relu",
     readout: ArrayLike | None = None,
     bottlenecks: ArrayLike | None = None,
     embed: Callable[[Any], Array] | None = None,
@@ -164,7 +164,7 @@ def gauss_newton(
         leaf, structure = _single_leaf(params)
         now = inverse.at_step(state.steps)
         x = x if embed is None else embed(x)
-        network, states, names = check_inputs(leaf, bottlenecks, x, activation)
+        network, states, function = check_inputs(leaf, bottlenecks, x, activation)
         now.check(len(states), network.width)
         p = check_readout(readout, 2 * network.half, network.weights.dtype)
         classes = states.shape[1] if p is None else p.shape[0]
@@ -180,7 +180,7 @@ def gauss_newton(
             return change_of(trained, outputs, targets.astype(outputs.dtype), curvature, damping)
 
         direction, info, own = direction_of(
-            network, states, epsilon, names, p, now, measure=measure
+            network, states, epsilon, function, p, now, measure=measure
         )
         direction = _check_outputs(direction, own, outputs, states)
         steps = jnp.asarray(optax.safe_increment(state.steps))

@@ -9,7 +9,7 @@ and higher derivatives work as for any other function (`jax.custom_vjp` would fo
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,6 @@ from jaxttp.gauss_newton._network import (
     half_layer,
     join,
     pick,
-    scan_activations,
     split,
 )
 
@@ -35,7 +34,7 @@ def revmlp_forward(
     bottlenecks: ArrayLike | None,
     x: ArrayLike,
     *,
-    activation: Activation | Sequence[Activation] = "relu",
+    activation: Activation = "relu",
     reversible: bool = True,
 ) -> Float[Array, "n d"]:
     """Outputs x_L (N, d) of a reversible network.
@@ -47,7 +46,7 @@ def revmlp_forward(
             column more than the bottleneck has units, the last column is a bias.
         bottlenecks: V (L, 2, m, d/2), or None for the identity (then m = d/2).
         x: inputs (N, d).
-        activation: relu, tanh, gelu, identity, an elementwise function, or one of these a block.
+        activation: relu, tanh, gelu, identity, or an elementwise function.
         reversible: whether reverse-mode derivatives rebuild the states from the outputs, in
             temporary memory that does not grow with L, instead of storing them. The states are then
             rebuilt with rounding errors (about 5e-5 in float32 at 64 blocks).
@@ -67,9 +66,9 @@ def revmlp_forward(
     Source:
         XGN eq (14).
     """
-    network, x, names = check_inputs(weights, bottlenecks, x, activation)
+    network, x, function = check_inputs(weights, bottlenecks, x, activation)
     forward = _reversible if reversible else _forward
-    return forward(network.weights, network.bottlenecks, x, names)
+    return forward(network.weights, network.bottlenecks, x, function)
 
 
 @full_precision
@@ -78,7 +77,7 @@ def revmlp_inverse(
     bottlenecks: ArrayLike | None,
     outputs: ArrayLike,
     *,
-    activation: Activation | Sequence[Activation] = "relu",
+    activation: Activation = "relu",
 ) -> Float[Array, "n d"]:
     """The inputs (N, d) of these outputs: the couplings inverted in reverse order.
 
@@ -105,67 +104,65 @@ def revmlp_inverse(
     Source:
         XGN eq (15).
     """
-    network, outputs, names = check_inputs(weights, bottlenecks, outputs, activation, "outputs")
-    return _inverse(network.weights, network.bottlenecks, outputs, names)
+    network, outputs, function = check_inputs(weights, bottlenecks, outputs, activation, "outputs")
+    return _inverse(network.weights, network.bottlenecks, outputs, function)
 
 
 def forward_states(
-    weights: Array, bottlenecks: Array | None, x: Array, activations: tuple[Activation, ...]
+    weights: Array, bottlenecks: Array | None, x: Array, function: Callable[[Array], Array]
 ) -> tuple[Array, Array]:
     """``(x_L (N, d), states (L, N, d))``: the outputs, and the input of every block."""
-    indices, function = scan_activations(activations)
 
     def block(halves: tuple, parts: tuple) -> tuple[tuple, Array]:
-        w, v, index = parts
+        w, v = parts
         x1, x2 = halves
-        x1 = x1 + half_layer(w[0], pick(v, 0), x2, lambda z: function(index, z))
-        x2 = x2 + half_layer(w[1], pick(v, 1), x1, lambda z: function(index, z))
+        x1 = x1 + half_layer(w[0], pick(v, 0), x2, function)
+        x2 = x2 + half_layer(w[1], pick(v, 1), x1, function)
         return (x1, x2), join(halves)
 
-    halves, states = jax.lax.scan(block, split(x), (weights, bottlenecks, indices))
+    halves, states = jax.lax.scan(block, split(x), (weights, bottlenecks))
     return join(halves), states
 
 
 @functools.partial(jax.jit, static_argnums=3)
 def _forward(
-    weights: Array, bottlenecks: Array | None, x: Array, activations: tuple[Activation, ...]
+    weights: Array, bottlenecks: Array | None, x: Array, function: Callable[[Array], Array]
 ) -> Array:
-    return forward_states(weights, bottlenecks, x, activations)[0]
+    return forward_states(weights, bottlenecks, x, function)[0]
 
 
 @functools.partial(jax.jit, static_argnums=3)
 def _inverse(
-    weights: Array, bottlenecks: Array | None, outputs: Array, activations: tuple[Activation, ...]
+    weights: Array, bottlenecks: Array | None, outputs: Array, function: Callable[[Array], Array]
 ) -> Array:
-    indices, function = scan_activations(activations)
 
     def block(halves: tuple, parts: tuple) -> tuple[tuple, None]:
-        w, v, index = parts
+        w, v = parts
         x1, x2 = halves
-        x2 = x2 - half_layer(w[1], pick(v, 1), x1, lambda z: function(index, z))
-        x1 = x1 - half_layer(w[0], pick(v, 0), x2, lambda z: function(index, z))
+        x2 = x2 - half_layer(w[1], pick(v, 1), x1, function)
+        x1 = x1 - half_layer(w[0], pick(v, 0), x2, function)
         return (x1, x2), None
 
-    xs = (weights, bottlenecks, indices)
+    xs = (weights, bottlenecks)
     return join(jax.lax.scan(block, split(outputs), xs, reverse=True)[0])
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(3,))
 def _reversible(
-    weights: Array, bottlenecks: Array | None, x: Array, activations: tuple[Activation, ...]
+    weights: Array, bottlenecks: Array | None, x: Array, function: Callable[[Array], Array]
 ) -> Array:
-    return _forward(weights, bottlenecks, x, activations)
+    return _forward(weights, bottlenecks, x, function)
 
 
 @full_precision
-def _reversible_jvp(activations: tuple[Activation, ...], primals: tuple, tangents: tuple):
+def _reversible_jvp(function: Callable[[Array], Array], primals: tuple, tangents: tuple):
     """The tangent map T of the forward pass, with a transpose that rebuilds the states.
 
     JAX lets a *square* linear solve carry its own transpose, so T is embedded in one: the solution
     of [[1, 0], [-T, 1]] u = (dp, 0) is u = (dp, T dp), and the transposed solve of (0, ȳ) gives
     (Tᵀ ȳ, ȳ), for which `_pull_back` is used.
     """
-    outputs = _forward(*primals, activations)
+    outputs = _forward(*primals, function)
     moving = [i for i, t in enumerate(tangents) if t is not None and type(t) is not SymbolicZero]
     if not moving:
         return outputs, jnp.zeros_like(outputs)
@@ -175,7 +172,7 @@ def _reversible_jvp(activations: tuple[Activation, ...], primals: tuple, tangent
             full = list(primals)
             for i, value in zip(moving, args, strict=True):
                 full[i] = value
-            return _forward(*full, activations)
+            return _forward(*full, function)
 
         return jax.jvp(outputs_of, tuple(primals[i] for i in moving), tuple(directions))[1]
 
@@ -186,7 +183,7 @@ def _reversible_jvp(activations: tuple[Activation, ...], primals: tuple, tangent
         return b[0], b[1] + push(b[0])
 
     def transpose_solve(_, b: tuple) -> tuple:
-        pulled = _pull_back(primals[0], primals[1], outputs, b[1], activations)
+        pulled = _pull_back(primals[0], primals[1], outputs, b[1], function)
         return [g + pulled[i] for i, g in zip(moving, b[0], strict=True)], b[1]
 
     def zero_of(arrays: list[Array]) -> Array:
@@ -211,17 +208,16 @@ def _pull_back(
     bottlenecks: Array | None,
     outputs: Array,
     cotangents: Array,
-    activations: tuple[Activation, ...],
+    function: Callable[[Array], Array],
 ) -> tuple[Array, Array | None, Array]:
     """Cotangents of (weights, bottlenecks, x), from the outputs alone."""
-    indices, function = scan_activations(activations)
 
     def block(carry: tuple, parts: tuple) -> tuple[tuple, tuple]:
         x1, x2, g1, g2 = carry
-        w, v, index = parts
+        w, v = parts
 
         def half(weight: Array, bottleneck: Array | None, z: Array) -> Array:
-            return half_layer(weight, bottleneck, z, lambda a: function(index, a))
+            return half_layer(weight, bottleneck, z, function)
 
         written, pull = jax.vjp(half, w[1], pick(v, 1), x1)
         dw1, dv1, dx1 = pull(g2)
@@ -233,6 +229,6 @@ def _pull_back(
         return (x1, x2, g1, g2), (jnp.stack([dw0, dw1]), dv)
 
     carry = (*split(outputs), *split(cotangents))
-    xs = (weights, bottlenecks, indices)
+    xs = (weights, bottlenecks)
     (_, _, g1, g2), (dw, dv) = jax.lax.scan(block, carry, xs, reverse=True)
     return dw, dv, join([g1, g2])

@@ -11,7 +11,7 @@ With exact pseudo-inverses it equals that of the inverse's tangent.
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -34,7 +34,6 @@ from jaxttp.gauss_newton._network import (
     pick,
     read,
     right_inverse,
-    scan_activations,
     split,
 )
 from jaxttp.gauss_newton.pseudoinverse import (
@@ -84,7 +83,7 @@ def gauss_newton_direction(
     x: ArrayLike,
     epsilon: ArrayLike,
     *,
-    activation: Activation | Sequence[Activation] = "relu",
+    activation: Activation = "relu",
     readout: ArrayLike | None = None,
     pseudoinverse: str = "truncate",
     rtol: ArrayLike = 0.01,
@@ -106,7 +105,7 @@ def gauss_newton_direction(
         x: inputs (N, d), the whole data or a mini-batch.
         epsilon: (N, C), gradient of the SUMMED loss with respect to the outputs, or H⁺ times it
             for a generalized step: see `output_change`.
-        activation: relu, tanh, gelu, identity, an elementwise function, or one of these a block.
+        activation: relu, tanh, gelu, identity, or an elementwise function.
         readout: P (C, d) of full row rank, f = P x_L; None for the identity.
         pseudoinverse: of the features of every half-layer: "exact" (N <= m; J J^⊣ = 1), "truncate"
             (singular values s >= max(rtol·s_max, atol)), "damp" (1/(s + rtol·s_max)), "tikhonov"
@@ -142,7 +141,7 @@ def gauss_newton_direction(
         column-major by its index; L counts blocks; the matrix inverted is m × n.
     """
     inverse = as_pseudoinverse(pseudoinverse, rtol=rtol, atol=atol, key=key)
-    network, x, names = check_inputs(weights, bottlenecks, x, activation)
+    network, x, function = check_inputs(weights, bottlenecks, x, activation)
     inverse.check(len(x), network.width)
     readout = check_readout(readout, 2 * network.half, network.weights.dtype)
     check_finite("epsilon", epsilon)
@@ -153,7 +152,7 @@ def gauss_newton_direction(
             f"epsilon must have the shape of the outputs, {shape}; got {change.shape}."
         )
     direction, info, _ = direction_of(
-        network, x, lambda _: change, names, readout, inverse, measure=return_info
+        network, x, lambda _: change, function, readout, inverse, measure=return_info
     )
     return (direction, info) if return_info else direction
 
@@ -162,7 +161,7 @@ def direction_of(
     network: Couplings,
     x: Array,
     epsilon_of: Callable[[Array], Array],
-    activations: tuple[Activation, ...],
+    function: Callable[[Array], Array],
     readout: Array | None,
     inverse: PseudoInverse,
     *,
@@ -174,13 +173,13 @@ def direction_of(
     with jax.enable_x64(True) if promote else contextlib.nullcontext():
         wide = jnp.float64 if promote else dtype
         network, x, readout = jax.tree.map(lambda a: a.astype(wide), (network, x, readout))
-        final, states = _states(*network, x, activations)
+        final, states = _states(*network, x, function)
         outputs = read(readout, final)
         epsilon = jnp.asarray(epsilon_of(outputs)).astype(wide)
         is_bad = ~jnp.all(jnp.isfinite(epsilon))
         epsilon = eqx.error_if(epsilon, is_bad, "epsilon holds NaN or infinity")
         direction, ranks, *floats = _solve_blocks(
-            network, final, states, epsilon, readout, inverse, activations, measure
+            network, final, states, epsilon, readout, inverse, function, measure
         )
         direction = check_residual(direction, floats[0], inverse)
         direction = eqx.error_if(
@@ -207,22 +206,21 @@ def _solve_blocks(
     epsilon: Array,
     readout: Array | None,
     inverse: PseudoInverse,
-    activations: tuple[Activation, ...],
+    function: Callable[[Array], Array],
     measure: bool,
 ) -> tuple[Array, Array, Array, Array, Array | None]:
     """The direction, and ranks, half residuals, largest and residual of its `StepInfo`."""
     target = right_inverse(readout, epsilon)
-    indices, function = scan_activations(activations)
 
     def block(tangents: tuple, parts: tuple) -> tuple[tuple, tuple]:
-        w, v, index, x2, x1, inverses = parts
+        w, v, x2, x1, inverses = parts
         t1, t2 = tangents
 
         def push(i: int, z: Array, dz: Array) -> tuple[Array, Array]:
             """The features of a half-layer, and its change by a change of its input."""
 
             def features_of(z: Array) -> Array:
-                return features(pick(v, i), z, w.shape[2], lambda a: function(index, a))
+                return features(pick(v, i), z, w.shape[2], function)
 
             s, ds = jax.jvp(features_of, (z,), (dz,))
             return s, ds @ w[i].T
@@ -244,13 +242,13 @@ def _solve_blocks(
 
     x2_before = split(states)[1]
     x1_after = split(jnp.concatenate([states[1:], final[None]]))[0]
-    xs = (*network, indices, x2_before, x1_after, inverse.for_layers((network.blocks, 2)))
+    xs = (*network, x2_before, x1_after, inverse.for_layers((network.blocks, 2)))
     _, (direction, ranks, residuals, largest) = jax.lax.scan(block, split(target), xs, reverse=True)
     residual = None
     if measure:
 
         def final_states(weights: Array) -> Array:
-            return forward_states(weights, network.bottlenecks, states[0], activations)[0]
+            return forward_states(weights, network.bottlenecks, states[0], function)[0]
 
         achieved = jax.jvp(final_states, (network.weights,), (direction,))[1]
         residual = relative(achieved - target, target)

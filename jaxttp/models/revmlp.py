@@ -1,6 +1,5 @@
 """Reversible coupling networks with fixed inverted bottlenecks."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -44,7 +43,7 @@ class RevMLP(nnx.Module):
         bottleneck: m, units of the inverted bottleneck; None for none (V the identity). Exact
             steps for N samples need m >= N, and m >= 2 N to be well conditioned.
         width: d, even; by default the inputs, padded by one zero where they are odd.
-        activation: relu, tanh, gelu, identity, or one of these a block.
+        activation: relu, tanh, gelu or identity.
         readout: "selection" (the first coordinates), "orthonormal" (random orthonormal rows) or
             None (f = x_L, C = d).
         use_bias: whether every half-layer has a bias, zero at first, in the last column of W.
@@ -75,7 +74,7 @@ class RevMLP(nnx.Module):
         blocks: int = 3,
         bottleneck: int | None = 512,
         width: int | None = None,
-        activation: str | Sequence[str] = "relu",
+        activation: str = "relu",
         readout: str | None = "selection",
         use_bias: bool = False,
         scale: str | float = 1e-3,
@@ -98,7 +97,7 @@ class RevMLP(nnx.Module):
                 "none without (f is then the whole state)."
             )
         self.inputs, self.width = inputs, width
-        self.activation = activation if isinstance(activation, str) else tuple(activation)
+        self.activation = activation
         shape = (blocks, 2, half, units)
         std = _standard_deviation(scale, units, half)
         weights = std * jax.random.normal(rngs.params(), shape, param_dtype)
@@ -139,12 +138,11 @@ class RevMLP(nnx.Module):
     def activations(self, x: Float[Array | np.ndarray, "n ..."]) -> dict[str, Array]:
         """The states x_1 ... x_L after the blocks, "blocks.0" ... (N, d), and "head" (N, C)."""
         states, layers = self.embed(x), {}
-        blocks, fixed = self.weights.shape[0], self.fixed_bottlenecks
-        names = [self.activation] * blocks if isinstance(self.activation, str) else self.activation
-        for index, name in enumerate(names):
+        fixed, activation = self.fixed_bottlenecks, self.activation
+        for index in range(self.weights.shape[0]):
             block = slice(index, index + 1)
             bottlenecks = None if fixed is None else fixed[block]
-            states = revmlp_forward(self.weights[block], bottlenecks, states, activation=name)
+            states = revmlp_forward(self.weights[block], bottlenecks, states, activation=activation)
             layers[f"blocks.{index}"] = states
         return layers | {"head": self._read(states)}
 

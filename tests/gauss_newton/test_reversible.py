@@ -45,7 +45,7 @@ def test_input_reconstruction_in_float32_at_64_blocks():
     assert jnp.abs(back - x).max() < 1e-3
 
 
-@pytest.mark.parametrize("activation", ["tanh", ("gelu", "tanh", "relu")])
+@pytest.mark.parametrize("activation", ["tanh", "gelu"])
 def test_the_frugal_backward_pass_is_the_ordinary_one(activation):
     arguments = network()
     out = normal(9, arguments[2].shape)
@@ -129,7 +129,6 @@ def test_a_last_column_is_a_bias_and_no_bottleneck_the_identity():
         ({"x": np.ones((0, 6))}, "N >= 1"),
         ({"x": np.full((5, 6), np.inf)}, "x holds 30"),
         ({"activation": "swish"}, "activation='swish' is not known"),
-        ({"activation": ("relu", "tanh")}, "one for each of the 3"),
     ],
 )
 def test_bad_input(change, message):

@@ -29,7 +29,7 @@ MODELS = {
         },
     ),
     "revmlp": (
-        RevMLP(36, 3, blocks=2, bottleneck=10, activation=("tanh", "gelu"), scale=0.3,
+        RevMLP(36, 3, blocks=2, bottleneck=10, activation="gelu", scale=0.3,
                rngs=nnx.Rngs(0), param_dtype=jnp.float64),
         {"blocks.0": (6, 36), "blocks.1": (6, 36), "head": (6, 3)},
     ),
