@@ -114,10 +114,10 @@ def _conditioning(common: Known) -> tuple[Known, Known]:
     known = {
         "weights": weights, "covariance": covariance, "W": draw(2, 4), "V": draw(4, 3), "X": x,
         "alpha": 0.1, "output_weights": draw(2, 4), "input_weights": draw(4, 3),
-        "teacher": draw(2, 3), "residual_covariance": draw(2, 3), "filters": [draw(2, 1, 2, 2)],
+        "teacher": draw(2, 3), "filters": [draw(2, 1, 2, 2)],
         "shape": (3, 3), "width": 4, "widths": [3, 4, 2], "d": 3, "k": 2, "m": 8, "n": 5,
-        "var_w": 0.1, "var_v": 0.1, "t": 0.5, "first": covariance,
-        "second": covariance + jnp.eye(3), "matrix_or_operator": covariance, "condition": 5.0,
+        "var_w": 0.1, "var_v": 0.1, "t": 0.5,
+        "matrix_or_operator": covariance, "condition": 5.0,
         "accuracy": 0.01, "rate": 0.5, "parameter": "width", "values": [4, 6],
         "masks": conditioning.magnitude_masks(common["params"], 0.5),
         "result": conditioning.condition_number(covariance, spectrum=True),
@@ -126,7 +126,6 @@ def _conditioning(common: Known) -> tuple[Known, Known]:
     return known, {
         "functional_hessian_bound": {"covariance": covariance},
         "linear_bound": linear,
-        "psd_residual_bound": {"weights": [covariance] * 2, "covariance": covariance, "skip": 1.0},
         "condition_number": {"rank": 3, "rtol": 1e-6},
         "toeplitz": {"filters": draw(2, 1, 2, 2)},
         "asymptotic_bound": {"covariance_condition": 2.0},

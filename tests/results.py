@@ -272,11 +272,6 @@ def Bounds():
 
 
 @maker
-def Sandwich():
-    return conditioning.psd_sum_bounds(np.diag([1.0, 2.0]), np.diag([3.0, 1.0]))
-
-
-@maker
 def LinearPoint():
     return conditioning.linear_point(WEIGHTS())
 

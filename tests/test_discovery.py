@@ -39,7 +39,7 @@ def test_packages_load_when_they_are_asked_for():
         "import sys, jaxttp\n"
         f"print([name for name in {heavy} if name in sys.modules])\n"
         "assert 'plots' in dir(jaxttp)\n"
-        "found = jaxttp.conditioning.psd_sum_bounds([[2.0]], [[1.0]])\n"
+        "found = jaxttp.training.StepTime(2.0, 1.0)\n"
         "repr(found), found._repr_html_()\n"
         "assert 'matplotlib' not in sys.modules\n"
         "found.plot()\n"

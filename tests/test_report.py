@@ -82,7 +82,7 @@ def test_the_command_writes_the_page(monkeypatch, tmp_path):
 
 def test_any_results_on_a_page():
     bounds = conditioning.linear_bound([np.eye(3), np.diag([1.0, 2.0, 3.0])])
-    text = results_html({"A <b>": bounds, "sum": results.Sandwich()}, title="Mine & yours")
+    text = results_html({"A <b>": bounds, "sum": results.StepTime()}, title="Mine & yours")
     assert text.count("<img ") == 2
     assert "<h2>A &lt;b&gt;</h2>" in text
     assert "<title>Mine &amp; yours</title>" in text

@@ -64,11 +64,6 @@ CASES = {
         lambda w, v, x: conditioning.leaky_relu_bound(w, v, x, 0.1),
         (draw(3, 6), draw(6, 5), draw(5, 4)),
     ),
-    "psd_sum_bounds": (conditioning.psd_sum_bounds, (SPD, SPD)),
-    "psd_residual_bound": (
-        lambda w, s: conditioning.psd_residual_bound([w, w], s, skip=0.5),
-        (SPD, SPD),
-    ),
     "functional_hessian_bound": (
         lambda w, v, z, s: conditioning.functional_hessian_bound(w, v, z, s),
         (draw(3, 6), draw(6, 4), draw(3, 4), SPD),
@@ -95,7 +90,7 @@ def test_the_repetition_in_float64_waits_for_the_attempt_in_float32():
     shapes = ((2, 2, 3, 8), (2, 2, 8, 3), (4, 6), (4, 6))
     arguments = [draw(*shape, dtype=jnp.float32) for shape in shapes]
     count, pairs = unordered(
-        jax.vmap(lambda *a: gauss_newton_direction(*a, pseudoinverse="truncate")), *arguments
+        jax.vmap(lambda *a: gauss_newton_direction(*a, pseudoinverse="exact")), *arguments
     )
     assert count >= 4
     assert not pairs

@@ -44,7 +44,7 @@ SLOW = {
     "gauss_newton.flow_error", 
     "gauss_newton.forecast_steps", "gauss_newton.revmlp_kernel",
     "conditioning.gauss_newton_convolution", "conditioning.linear_point",
-    "conditioning.batch_norm_scales", "conditioning.psd_residual_bound", "class_sketch",
+    "conditioning.batch_norm_scales", "class_sketch",
     "dynamics.diagonal_noise", "dynamics.weight_space", "dynamics.two_factor_observables",
     "dynamics.two_factor_descent", "ntk.class_separation",
     "ntk.spectral_density", "ntk.extreme_eigenvalues",
@@ -61,7 +61,6 @@ CHANGED = {
     # of one layer the matrix does not depend on the weights, and the bound is infinite
     "conditioning.gauss_newton_convolution": LAYERS,
     "conditioning.leaky_relu_bound": LEAKY,
-    "conditioning.psd_sum_bounds": {"second": np.diag([1.0, 3.0, 2.0])},  # no two sums alike
 }  # fmt: skip
 
 

@@ -25,15 +25,11 @@ figures    content                                         computed by
 
 from jaxttp._core.arrays import whitening as whitening
 from jaxttp.conditioning.bounds import Bounds as Bounds
-from jaxttp.conditioning.bounds import Sandwich as Sandwich
 from jaxttp.conditioning.bounds import asymptotic_bound as asymptotic_bound
 from jaxttp.conditioning.bounds import functional_hessian_bound as functional_hessian_bound
-from jaxttp.conditioning.bounds import functional_hessian_spectrum as functional_hessian_spectrum
 from jaxttp.conditioning.bounds import gaussian_init_bound as gaussian_init_bound
 from jaxttp.conditioning.bounds import gaussian_init_probability as gaussian_init_probability
 from jaxttp.conditioning.bounds import linear_bound as linear_bound
-from jaxttp.conditioning.bounds import psd_residual_bound as psd_residual_bound
-from jaxttp.conditioning.bounds import psd_sum_bounds as psd_sum_bounds
 from jaxttp.conditioning.condition_number import ConditionNumber as ConditionNumber
 from jaxttp.conditioning.condition_number import condition_number as condition_number
 from jaxttp.conditioning.convergence import contraction_rate as contraction_rate

@@ -13,7 +13,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from jaxttp._core.arrays import as_double, check_covariance, check_symmetric, double, precision_of
+from jaxttp._core.arrays import as_double, check_covariance, double
 from jaxttp._core.checks import check_integer, check_number, is_concrete
 from jaxttp._core.results import RESULT
 from jaxttp._core.xla_cpu.threads import after, decompose
@@ -116,112 +116,6 @@ def linear_bound(
         return Bounds(convex, maximum, terms, fractions, alphas, condition)
 
 
-def psd_residual_bound(
-    weights: Any, covariance: ArrayLike | None = None, *, skip: Any
-) -> Float[Array, "..."]:
-    """Symmetric PSD layers with skips: kappa(Sigma) max_l prod_{i != l} kappa^2(W_i + beta I).
-
-    For symmetric PSD W the skip shifts every singular value by beta, so this falls with beta. For
-    other matrices it does not, and skips may hurt: diag(-1, -1.2) with beta = 0.9 takes the
-    condition number of the layer squared from 1.44 to 9.
-
-    Args:
-        weights: square symmetric PSD matrices (d, d), the first layer first.
-        covariance: Sigma (d, d); the identity when None.
-        skip: beta >= 0.
-
-    Returns:
-        The bound; +inf if a layer is singular and beta is 0.
-
-    Raises:
-        ValueError: a layer that is not square, symmetric and PSD, negative `skip`.
-
-    Example:
-        >>> import numpy as np
-        >>> float(psd_residual_bound([np.diag([1.0, 3.0])] * 2, skip=1.0))     # (4 / 2)^2
-        4.0
-
-    Source:
-        GNC eq (8). Errata: s(W + beta I) = s(W) + beta needs W symmetric PSD; that "skips always
-        improve" is false.
-    """
-    check_number("skip", skip, at_least=0.0)
-    with double():
-        chain = check_weights(weights)
-        logs = []
-        sigma = check_covariance(covariance, chain[0].shape[1])
-        done = [sigma.values]
-        for i, weight in enumerate(chain):
-            values = _psd_eigenvalues(f"weights[{i}]", weight, precision_of(weights[i]), done)
-            done.append(values)
-            logs.append(2 * jnp.log(ratio(values[-1] + skip, values[0] + skip)))
-        others = jnp.where(jnp.eye(len(chain), dtype=bool), 0.0, jnp.stack(logs)[None, :])
-        return sigma.condition() * jnp.exp(jnp.max(jnp.sum(others, axis=1)))
-
-
-def _psd_eigenvalues(name: str, matrix: Array, precision: float, done: list[Array]) -> Array:
-    """Eigenvalues, ascending, of a matrix that must be symmetric and PSD to rounding.
-
-    It is decomposed after the arrays `done`; NaN where a traced matrix is not PSD.
-    """
-    square = check_symmetric(name, matrix, precision)
-    values = decompose(jnp.linalg.eigvalsh, after(square, *done))
-    bad = values[0] < -1e3 * precision * jnp.abs(values[-1])
-    if is_concrete(bad) and bool(np.asarray(bad)):
-        raise ValueError(
-            f"{name} is not positive semi-definite (smallest eigenvalue {float(values[0]):.3g}), "
-            "for which the bound is false; linear_bound holds for any weights."
-        )
-    return jnp.where(bad, jnp.nan, jnp.maximum(values, 0.0))
-
-
-class Sandwich(NamedTuple):
-    """A lower and an upper bound on the same condition number."""
-
-    lower: Float[Array, "..."]
-    upper: Float[Array, "..."]
-
-    plot, _repr_html_, __repr__ = RESULT
-
-
-def psd_sum_bounds(first: ArrayLike, second: ArrayLike) -> Sandwich:
-    """The condition number of A + B between Weyl's and dual Weyl's inequalities, A and B PSD.
-
-    With ascending eigenvalues and s_j = lambda_{n+1-j}(A) + lambda_j(B),
-
-        max_j s_j / min_j s_j <= kappa(A + B) <= (l_max(A) + l_max(B)) / (l_min(A) + l_min(B)).
-
-    Args:
-        first: A (n, n), symmetric PSD.
-        second: B (n, n), symmetric PSD, with A + B positive definite.
-
-    Returns:
-        `Sandwich(lower, upper)`; upper is +inf where both are singular.
-
-    Raises:
-        ValueError: matrices that are not symmetric PSD or differ in shape.
-
-    Example:
-        >>> import numpy as np
-        >>> low, high = psd_sum_bounds(np.diag([1.0, 4.0]), np.diag([2.0, 1.0]))
-        >>> round(float(low), 3), float(high)
-        (1.667, 3.0)
-
-    Source:
-        GNC eq (12). Erratum: it holds for PSD matrices with A + B positive definite only.
-    """
-    with double():
-        spectra: list[Array] = []
-        for name, matrix in (("first", first), ("second", second)):
-            square = as_double(name, matrix, 2)
-            spectra.append(_psd_eigenvalues(name, square, precision_of(matrix), spectra))
-        a, b = spectra
-        if a.shape != b.shape:
-            raise ValueError(f"first and second differ in shape: {a.shape * 2} and {b.shape * 2}.")
-        pairs = a[::-1] + b
-        return Sandwich(ratio(jnp.max(pairs), jnp.min(pairs)), ratio(a[-1] + b[-1], a[0] + b[0]))
-
-
 def functional_hessian_bound(
     output_weights: ArrayLike,
     input_weights: ArrayLike,
@@ -231,7 +125,7 @@ def functional_hessian_bound(
     """The functional Hessian of W V x under squared error with targets Z x: kappa(WV - Z) kappa(S).
 
     The spectrum of H_F is plus and minus the singular values of Omega = (WV - Z) Sigma, each m
-    times, and zeros (`functional_hessian_spectrum`); the bound is one of the ratio of its extreme
+    times, and zeros; the bound is one of the ratio of its extreme
     non-zero absolute eigenvalues.
 
     Args:
@@ -273,37 +167,6 @@ def functional_hessian_bound(
         smallest = jnp.min(jnp.where(values > floor, values, jnp.inf))
         bound = jnp.where(values[0] > 0, values[0] / smallest, jnp.nan) * sigma.condition()
         return jnp.where(singular, jnp.nan, bound)
-
-
-def functional_hessian_spectrum(residual_covariance: ArrayLike, width: int) -> Float[Array, "p"]:
-    """Eigenvalues of the functional Hessian of one hidden linear layer, ascending.
-
-    Plus and minus the singular values of Omega = E[(f(x) - y) x^T], each `width` times, and zeros.
-
-    Args:
-        residual_covariance: Omega (k, d).
-        width: m, the number of hidden units.
-
-    Returns:
-        All m (k + d) eigenvalues.
-
-    Raises:
-        ValueError: Omega is not a matrix, width below 1.
-
-    Example:
-        >>> import numpy as np
-        >>> functional_hessian_spectrum(np.array([[3.0, 4.0]]), 1).tolist()
-        [-5.0, 0.0, 5.0]
-
-    Source:
-        GNC Appendix F.
-    """
-    width = check_integer("width", width, at_least=1)
-    with double():
-        omega = as_double("residual_covariance", residual_covariance, 2)
-        values = jnp.repeat(decompose(jnp.linalg.svd, omega, compute_uv=False), width)
-        zeros = jnp.zeros(width * abs(omega.shape[0] - omega.shape[1]), jnp.float64)
-        return jnp.sort(jnp.concatenate([-values, zeros, values]))
 
 
 def _as_float64(value: Any) -> Array:

@@ -253,8 +253,8 @@ def results_html(results: Mapping[str, Any], *, title: str = "jaxttp") -> str:
 
     Example:
         >>> import numpy as np
-        >>> from jaxttp.conditioning import psd_sum_bounds
-        >>> text = results_html({"Bounds": psd_sum_bounds(np.eye(2), np.eye(2))})
+        >>> from jaxttp.conditioning import linear_bound
+        >>> text = results_html({"Bounds": linear_bound([np.eye(2)])})
         >>> "<h2>Bounds</h2>" in text, text.count("<img")
         (True, 1)
     """

@@ -134,39 +134,6 @@ def test_skips_do_not_always_improve():
         for beta in (0.0, 0.9)
     ]  # fmt: skip
     assert kappas == pytest.approx([1.44, 9.0], rel=1e-10)
-    with pytest.raises(ValueError, match="not positive semi-definite"):
-        conditioning.psd_residual_bound(weights, skip=0.9)
-
-
-def test_psd_residual_bound_holds_and_falls_with_the_skip():
-    rng = np.random.default_rng(7)
-    for _ in range(30):
-        weights = [(lambda a: a @ a.T)(rng.standard_normal((4, 4))) for _ in range(3)]
-        previous = np.inf
-        for beta in (0.0, 0.5, 2.0):
-            shifted = [w + beta * np.eye(4) for w in weights]
-            bound = float(conditioning.psd_residual_bound(weights, skip=beta))
-            assert brute.pseudo_condition(brute.gauss_newton(shifted)) <= bound * (1 + 1e-8)
-            assert bound < previous
-            previous = bound
-
-
-def test_psd_sum_bounds_hold_for_psd_and_are_refused_otherwise():
-    rng = np.random.default_rng(8)
-    for rank in (2, 5):
-        for _ in range(50):
-            a, b = (rng.standard_normal((5, r)) for r in (5, rank))
-            a, b = a @ a.T, b @ b.T
-            low, high = conditioning.psd_sum_bounds(a, b)
-            kappa = np.linalg.cond(a + b)
-            assert float(low) <= kappa * (1 + 1e-9)
-            assert kappa <= float(high) * (1 + 1e-9)
-    # indefinite: the printed inequality would give (5 + 1) / (1 - 0.9) = 60 < kappa
-    with pytest.raises(ValueError, match="semi-definite"):
-        conditioning.psd_sum_bounds(np.eye(2), np.diag([1.0, -0.9]))
-    with pytest.raises(ValueError, match="shape"):
-        conditioning.psd_sum_bounds(np.eye(2), np.eye(3))
-    assert float(conditioning.psd_sum_bounds(np.diag([1.0, 0]), np.diag([0, 1.0])).upper) == np.inf
 
 
 @pytest.mark.parametrize(("k", "d", "m"), [(4, 3, 2), (1, 4, 2)])
@@ -184,8 +151,6 @@ def test_functional_hessian(k, d, m):
     full = jax.jit(jax.hessian(lambda p: loss(unravel(p))))(flat)
     j = jax.jit(jax.jacfwd(lambda p: (unravel(p)[0] @ (unravel(p)[1] @ x)).reshape(-1)))(flat)
     want = np.linalg.eigvalsh(np.asarray(full - j.T @ j / 30))
-    got = conditioning.functional_hessian_spectrum((w @ v - z) @ sigma, m)
-    np.testing.assert_allclose(got, want, atol=1e-12 * np.abs(want).max())
     kappa = brute.pseudo_condition(np.diag(want), 1e-12)
     bound = float(conditioning.functional_hessian_bound(w, v, z, sigma))
     assert kappa <= bound * (1 + 1e-9)
@@ -198,5 +163,3 @@ def test_functional_hessian_refuses_what_does_not_hold():
     with pytest.raises(ValueError, match="teacher"):
         conditioning.functional_hessian_bound(w, v, np.ones((2, 2)))
     assert np.isnan(float(conditioning.functional_hessian_bound(w, v, w @ v)))
-    with pytest.raises(ValueError, match="width"):
-        conditioning.functional_hessian_spectrum(z, 0)

@@ -14,7 +14,7 @@ from experiments.__main__ import app
 from experiments.harness import Script, add_to_gallery, find, run_script
 from experiments.store import MissingError, Store
 from experiments.two_factor.theorems import Settings as Theorems
-from jaxttp.conditioning import Sandwich
+from jaxttp.training import StepTime
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +61,7 @@ def toy(monkeypatch):
     "value",
     [
         None, True, 3, "text", 0.1, math.inf, [1, (2, "a")], {1.5: "a", "b": (1,)},
-        Theorems(rates=(0.1, 0.2)), {("a", 1): [None]}, Sandwich(0.5, 1.0),
+        Theorems(rates=(0.1, 0.2)), {("a", 1): [None]}, StepTime(0.5, 1.0),
     ],
 )  # fmt: skip
 def test_values_come_back_as_they_were(tmp_path, value):
