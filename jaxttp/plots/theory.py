@@ -1,6 +1,5 @@
 """Kernels and their spectra, outputs and factors in motion, similarity of layers."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -8,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from jaxttp.dynamics import Trajectory, TwoFactorTrajectory, WeightSpaceTrajectory
-from jaxttp.ntk import ClassSketch, Eigensystem, PowerLaw, SpectralDensity
+from jaxttp.ntk import Eigensystem, PowerLaw, SpectralDensity
 from jaxttp.ntk.lanczos import with_error
 from jaxttp.pipeline import TaskSpectrum
 from jaxttp.plots._style import CYCLE, GREY, OTHER, PREDICTED, REAL, figure_of, panels, positive
@@ -98,35 +97,19 @@ def plot_density(result: SpectralDensity, *, width: float = 0.3) -> Figure:
     return figure
 
 
-def _map(values: Any, rows: Sequence[str], columns: Sequence[str], label: str) -> Any:
-    """A table as a map with a bar of its colors; a square of its own for every number."""
-    values = np.asarray(values)
-    figure, (axes,) = panels(height=max(4.6, 0.45 * len(rows) + 2))
-    image = axes.pcolormesh(values, cmap="viridis", rasterized=True)
-    figure.colorbar(image, ax=axes, label=label)
-    axes.set_xticks(np.arange(len(columns)) + 0.5, columns, rotation=45, ha="right")
-    axes.set_yticks(np.arange(len(rows)) + 0.5, rows)
-    axes.invert_yaxis()
-    return figure, axes
-
-
-@figure_of
-def plot_class_sketch(result: ClassSketch) -> Figure:
-    """The kernel of the samples, in their order."""
-    figure, axes = _map(result.kernel, (), (), "mean over outputs of Θ")
-    axes.set(xlabel="sample", ylabel="sample", aspect="equal")
-    axes.set_title(f"relative error {float(result.error):.2g}")
-    return figure
-
-
 @figure_of
 def plot_cka(result: CKATable) -> Figure:
-    """Similarity of every layer with every other one."""
-    figure, axes = _map(result.values, result.rows, result.columns, "linear CKA")
+    """Similarity of every layer with every other one; a square of its own for every number."""
+    values = np.asarray(result.values)
+    figure, (axes,) = panels(height=max(4.6, 0.45 * len(result.rows) + 2))
+    image = axes.pcolormesh(values, cmap="viridis", vmin=0, vmax=1, rasterized=True)
+    figure.colorbar(image, ax=axes, label="linear CKA")
+    axes.set_xticks(np.arange(len(result.columns)) + 0.5, result.columns, rotation=45, ha="right")
+    axes.set_yticks(np.arange(len(result.rows)) + 0.5, result.rows)
+    axes.invert_yaxis()
     axes.set(xlabel="layer", ylabel="layer")
-    axes.collections[0].set_clim(0, 1)
-    if np.size(result.values) <= 100:
-        for (i, j), value in np.ndenumerate(np.asarray(result.values)):
+    if values.size <= 100:
+        for (i, j), value in np.ndenumerate(values):
             color = "black" if value > 0.6 else "white"
             axes.text(j + 0.5, i + 0.5, f"{value:.2f}", ha="center", va="center", color=color)
     return figure
