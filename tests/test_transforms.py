@@ -41,7 +41,6 @@ KINKED = {
 SLOW = {
     "dynamics.diffusion", "dynamics.gradient_flow",
     "dynamics.two_factor_flow",
-    "gauss_newton.flow_error", 
     "gauss_newton.forecast_steps", "gauss_newton.revmlp_kernel",
     "conditioning.gauss_newton_convolution", "conditioning.linear_point",
     "conditioning.batch_norm_scales", "class_sketch",
@@ -174,7 +173,7 @@ SMALL = {"ntk.extreme_eigenvalues", "ntk.eigendecomposition", "ntk.spectral_dens
 """Small eigenvalues, residuals, and estimates of errors, which rounding makes."""
 OWN = {
     "gauss_newton.revmlp_forward", "gauss_newton.revmlp_inverse", 
-    "gauss_newton.gauss_newton_direction",  "gauss_newton.flow_error",
+    "gauss_newton.gauss_newton_direction",
     "gauss_newton.revmlp_kernel", "sketch_jacobian", "ntk_operator", "conditioning.apply_masks",
     "losses.encode_targets",
     

@@ -11,5 +11,4 @@ from jaxttp.gauss_newton.output_space import output_change as output_change
 from jaxttp.gauss_newton.reversible import revmlp_forward as revmlp_forward
 from jaxttp.gauss_newton.reversible import revmlp_inverse as revmlp_inverse
 from jaxttp.gauss_newton.update import StepInfo as StepInfo
-from jaxttp.gauss_newton.update import flow_error as flow_error
 from jaxttp.gauss_newton.update import gauss_newton_direction as gauss_newton_direction

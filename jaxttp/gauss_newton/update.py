@@ -18,10 +18,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
-from jaxttp._core.arrays import root
-from jaxttp._core.checks import check_array, check_finite, check_integer, check_number
+from jaxttp._core.checks import check_array, check_finite
 from jaxttp._core.compile import full_precision
 from jaxttp._core.results import RESULT
 from jaxttp._core.xla_cpu.threads import after
@@ -253,103 +252,3 @@ def _solve_blocks(
         achieved = jax.jvp(final_states, (network.weights,), (direction,))[1]
         residual = relative(achieved - target, target)
     return direction, ranks, residuals, largest, residual
-
-
-@full_precision
-def flow_error(
-    weights: ArrayLike,
-    bottlenecks: ArrayLike | None,
-    x: ArrayLike,
-    targets: ArrayLike,
-    *,
-    learning_rate: float,
-    steps: int,
-    activation: Activation | Sequence[Activation] = "relu",
-    readout: ArrayLike | None = None,
-    pseudoinverse: str = "truncate",
-    rtol: float = 0.01,
-    atol: float = 1e-5,
-    key: Array | None = None,
-) -> Float[Array, ""]:
-    """max_t ‖ε(t) − e^{−t} ε_0‖/‖ε_0‖ while the squared error is trained, t = α · step.
-
-    Exact steps follow the flow to first order: halving the learning rate (and doubling the steps)
-    halves this.
-
-    Args:
-        weights: as in `gauss_newton_direction`; they are not changed.
-        bottlenecks: as there.
-        x: as there.
-        targets: y (N, C); ε = f − y.
-        learning_rate: α.
-        steps: how many.
-        activation: as there.
-        readout: as there.
-        pseudoinverse: as there.
-        rtol: as there.
-        atol: as there.
-        key: as there; every step draws its own noise.
-
-    Returns:
-        A scalar.
-
-    Raises:
-        ValueError: as `gauss_newton_direction`; a learning rate that is not positive.
-
-    Example:
-        >>> import jax, jax.numpy as jnp
-        >>> weights, bottlenecks = jnp.zeros((1, 2, 1, 4)), jnp.ones((1, 2, 4, 1))
-        >>> x = jnp.ones((1, 2))
-        >>> error = flow_error(weights, bottlenecks, x, 2 * x, learning_rate=0.1, steps=3,
-        ...                    pseudoinverse="exact")
-        >>> round(float(error), 3)
-        0.023
-
-    Source:
-        XGN eq (8).
-    """
-    check_number("learning_rate", learning_rate, above=0)
-    check_integer("steps", steps, at_least=1)
-    inverse = as_pseudoinverse(pseudoinverse, rtol=rtol, atol=atol, key=key)
-    network, x, names = check_inputs(weights, bottlenecks, x, activation)
-    inverse.check(len(x), network.width)
-    check_finite("targets", targets)
-    y = check_array("targets", targets).astype(network.weights.dtype)
-    p = check_readout(readout, 2 * network.half, network.weights.dtype)
-    shape = (len(x), 2 * network.half if p is None else p.shape[0])
-    if y.shape != shape:
-        raise ValueError(f"targets must have the shape of the outputs, {shape}; got {y.shape}.")
-    rate = jnp.asarray(learning_rate, network.weights.dtype)
-    return _flow_error(names, steps, network, x, y, p, inverse, rate)
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _flow_error(
-    activations: tuple[Activation, ...],
-    steps: int,
-    network: Couplings,
-    x: Array,
-    y: Array,
-    readout: Array | None,
-    inverse: PseudoInverse,
-    rate: Array,
-) -> Array:
-    def error_of(w: Array) -> Array:
-        return read(readout, forward_states(w, network.bottlenecks, x, activations)[0]) - y
-
-    first = error_of(network.weights)
-
-    def step(w: Array, k: Array) -> tuple[Array, Array]:
-        epsilon = error_of(w)
-        exact = jnp.exp(-rate * k.astype(rate.dtype)) * first
-        deviation = root(jnp.sum((epsilon - exact) ** 2))
-        direction, _, _ = direction_of(
-            network._replace(weights=w), x, lambda _: epsilon, activations, readout,
-            inverse.at_step(k), measure=False,
-        )  # fmt: skip
-        return w - rate * direction, deviation
-
-    w, deviations = jax.lax.scan(step, network.weights, jnp.arange(steps))
-    last = error_of(w) - jnp.exp(-rate * steps) * first
-    worst = jnp.maximum(jnp.max(deviations), root(jnp.sum(last**2)))
-    return worst / jnp.sqrt(jnp.sum(first**2))
