@@ -52,6 +52,9 @@ def test_what_from_nnx_gives_saves_loads_and_evaluates(tmp_path, key):
         ({"a": {"b": 1.0}}, TypeError, "a.b is a float, not an array"),
         ({"a.b": jnp.ones(1)}, ValueError, "the key 'a.b' is empty or has a dot"),
         ({"": jnp.ones(1)}, ValueError, "the key '' is empty or has a dot"),
+        ({"a": {0: jnp.ones(1), "0": jnp.ones(1)}}, ValueError, "0 is there twice"),
+        ({"a": {0: {"b": jnp.ones(1)}, "0": {"b": jnp.ones(1)}}}, ValueError, "0.b is there"),
+        ({(0, 1): jnp.ones(1)}, TypeError, "keys must be strings or ints"),
     ],
 )
 def test_what_cannot_come_back_is_not_saved(tmp_path, params, error, message):

@@ -236,12 +236,17 @@ def _leaves_by_name(params: Any) -> dict[str, Any]:
         raise TypeError(f"params must be nested mappings of arrays; got {type(params).__name__}.")
     flat: dict[str, Any] = {}
     for key, child in params.items():
+        if not isinstance(key, str | int):
+            raise TypeError(f"params: keys must be strings or ints; got {key!r}.")
         if key == "" or "." in str(key):
             raise ValueError(f"params: the key {key!r} is empty or has a dot.")
         if isinstance(child, Mapping):
-            flat |= {f"{key}.{name}": leaf for name, leaf in _leaves_by_name(child).items()}
+            leaves = {f"{key}.{name}": leaf for name, leaf in _leaves_by_name(child).items()}
         else:
-            flat[str(key)] = child.get_value() if isinstance(child, nnx.Variable) else child
+            leaves = {str(key): child.get_value() if isinstance(child, nnx.Variable) else child}
+        if twice := flat.keys() & leaves.keys():
+            raise ValueError(f"params: {min(twice)} is there twice, with an int and a string.")
+        flat |= leaves
     return flat
 
 
