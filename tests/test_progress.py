@@ -7,7 +7,7 @@ import time
 import pytest
 
 from jaxttp import print_progress
-from jaxttp._core.progress import RECENT, duration, seconds_left
+from jaxttp._core.progress import RECENT, readable_time, seconds_left
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def test_the_time_left_is_by_the_pace_of_late(clock):
         tell(done, 200)
     lines = out.getvalue().splitlines()
     left = 200 - 100 - RECENT
-    assert lines[-1] == f"kernel: {100 + RECENT} of 200, {duration(3.0 * left)} left"
+    assert lines[-1] == f"kernel: {100 + RECENT} of 200, {readable_time(3.0 * left)} left"
     assert lines[0] == "kernel: 0 of 200"
     assert seconds_left([(0.0, 5)], 9) is None
 

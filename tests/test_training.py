@@ -11,8 +11,8 @@ import optax
 import pytest
 
 from jaxttp import time_step, train
-from jaxttp._core.progress import compilations
 from jaxttp.dynamics.batches import PROTOCOLS, batch_indices
+from tests.compiled import compilations
 
 STEPS, RATE = 12, 0.2
 RNG = np.random.default_rng(0)

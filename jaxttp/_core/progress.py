@@ -45,7 +45,7 @@ def print_progress(
         >>> show = print_progress("kernel", every=0, to=sys.stdout)
         >>> show(0, 2); show(2, 2)
         kernel: 0 of 2
-        kernel: 2 of 2, 0 s left
+        kernel: 2 of 2
     """
     check_number("every", every, at_least=0.0)
     marks: collections.deque[tuple[float, int]] = collections.deque(maxlen=RECENT)
@@ -65,7 +65,7 @@ def print_progress(
             last["printed"] = now
             label = f"{stage}: " if stage else ""
             left = seconds_left(marks, int(total))
-            remaining = "" if left is None else f", {duration(left)} left"
+            remaining = f", {readable_time(left)} left" if left else ""
             print(f"{label}{done} of {total}{remaining}", file=to or sys.stderr, flush=True)
 
     return show
@@ -122,22 +122,6 @@ def seconds_left(marks: Iterable[tuple[float, int]], total: int) -> float | None
     return (last - first) * (total - done) / (done - few) if done > few else None
 
 
-def duration(seconds: float) -> str:
-    """Seconds as text, to two units.
-
-    Example:
-        >>> duration(8.2), duration(204), duration(7380), duration(200_000)
-        ('8 s', '3 min 24 s', '2 h 3 min', '2 d 7 h')
-    """
-    left = round(seconds)
-    parts = []
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
-        count, left = divmod(left, size)
-        if count or parts or unit == "s":
-            parts.append(f"{count} {unit}")
-    return " ".join(parts[:2])
-
-
 class Stopwatch:
     """Seconds spent inside `stopwatch`, in all and on tracing, lowering and compiling.
 
@@ -186,7 +170,7 @@ def stopwatch() -> Iterator[Stopwatch]:
         True
     """
     watch = Stopwatch()
-    with _listening(watch._record):
+    with listening(watch._record):
         start = time.perf_counter()
         try:
             yield watch
@@ -195,27 +179,7 @@ def stopwatch() -> Iterator[Stopwatch]:
 
 
 @contextmanager
-def compilations() -> Iterator[list[float]]:
-    """Seconds of every compilation by XLA inside a block.
-
-    Example:
-        >>> with compilations() as seen:
-        ...     _ = sum(range(10))
-        >>> seen
-        []
-    """
-    seen: list[float] = []
-
-    def record(event: str, duration_secs: float, **_: str | int) -> None:
-        if event == "/jax/core/compile/backend_compile_duration":
-            seen.append(duration_secs)
-
-    with _listening(record):
-        yield seen
-
-
-@contextmanager
-def _listening(record: Callable[..., None]) -> Iterator[None]:
+def listening(record: Callable[..., None]) -> Iterator[None]:
     """Call a function for every event that JAX times inside a block."""
     jax.monitoring.register_event_duration_secs_listener(record)
     try:

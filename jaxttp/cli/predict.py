@@ -11,9 +11,6 @@ from jaxttp.cli._options import Option, Options, takes
 from jaxttp.cli._shell import figure, say
 from jaxttp.cli._tables import cells, seconds_text, table
 
-MINUTE = 60.0
-"""Trainings of fewer seconds are better run than forecast."""
-
 
 @takes(
     "seconds",
@@ -82,7 +79,7 @@ def _train(options: Options) -> None:
 def _print(console: Console, result: Any) -> None:
     prediction, run = result.prediction, result.run
     seconds = prediction.horizon * result.step_time.seconds
-    if run is None and seconds < MINUTE and result.settings.total_samples is None:
+    if run is None and seconds < 60 and result.settings.total_samples is None:
         say(console, f"this training takes about {readable_time(seconds)}: train it with --train")
     say(console, str(result.task))
     if (total := result.settings.total_samples) is not None:

@@ -68,11 +68,9 @@ class Keywords(NamedTuple):
         sde = self.dynamics == "sde"
         check_used("noise", self.noise, sde, "it is the noise of dynamics='sde'")
         check_used("paths", self.paths, sde, "it counts the paths of dynamics='sde'")
-        self._check_tolerance(self.relinearize == "auto" and self.dynamics in REBUILT)
-        return self
-
-    def _check_tolerance(self, used: bool) -> None:
+        used = self.relinearize == "auto" and self.dynamics in REBUILT
         check_used("tolerance", self.tolerance, used, "it is the target of relinearize='auto'")
+        return self
 
     def choose(
         self, descent: Descent, weights: Params, total_samples: int | None = None

@@ -6,7 +6,7 @@ stay in FLOPs, so that the same call plans the same forecast on every machine.
 """
 
 import dataclasses
-import time
+import timeit
 import warnings
 from typing import NamedTuple
 
@@ -30,7 +30,6 @@ class SpeedModel:
         forecast: speed of a forecast over that of a forward pass.
         kernel: seconds that every kernel takes besides.
         compiling: compilation of a forecast over that of the forward pass.
-        longest: seconds for which passes are timed.
     """
 
     training: float = 0.9
@@ -38,7 +37,6 @@ class SpeedModel:
     forecast: float = 0.45
     kernel: float = 0.05
     compiling: float = 20.0
-    longest: float = 0.05
 
 
 SPEED = SpeedModel()
@@ -91,16 +89,12 @@ def estimate_seconds(
         trainings: that are predicted.
     """
     whole = problem.whole or problem
-    evaluate, seconds, begun = evaluation(whole.network), float("inf"), time.perf_counter()
-    while True:
-        start = time.perf_counter()
-        jax.block_until_ready(evaluate(whole.weights, whole.x))
-        now = time.perf_counter()
-        seconds = min(seconds, now - start)
-        if now - begun > SPEED.longest:
-            break
+    evaluate = evaluation(whole.network)
+    passes = timeit.repeat(
+        lambda: jax.block_until_ready(evaluate(whole.weights, whole.x)), number=1, repeat=2
+    )
     forward = plan_of(whole).forward * whole.f0.shape[0]
-    a_flop = seconds / forward
+    a_flop = min(passes) / forward
     training = plan.training * a_flop / SPEED.training + steps * SPEED.dispatch
     forecast = forecasts * plan.operations * a_flop / SPEED.forecast + SPEED.kernel * plan.kernels
     return Seconds(trainings * training, forecast, SPEED.compiling * compile_seconds)

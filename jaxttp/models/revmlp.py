@@ -6,16 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxttp._core.checks import check_choice, check_integer, check_number
-from jaxttp.gauss_newton import (
-    orthonormal_readout,
-    revmlp_forward,
-    revmlp_inverse,
-    selection_readout,
-)
+from jaxttp.gauss_newton import orthonormal_readout, revmlp_forward, selection_readout
 from jaxttp.gauss_newton._network import read
 
 READOUTS = ("selection", "orthonormal", None)
@@ -148,13 +143,6 @@ class RevMLP(nnx.Module):
 
     def _read(self, states: Array) -> Array:
         return read(None if self.readout is None else self.readout[...], states)
-
-    def inverse(self, states: ArrayLike) -> Float[Array, "n k"]:
-        """The flattened inputs (N, inputs) that lead to these states x_L (N, d)."""
-        x = revmlp_inverse(
-            self.weights[...], self.fixed_bottlenecks, states, activation=self.activation
-        )
-        return x[:, : self.inputs]
 
     @property
     def fixed_bottlenecks(self) -> Array | None:

@@ -9,8 +9,8 @@ import optax
 import pytest
 
 from jaxttp import dynamics
-from jaxttp._core.progress import compilations
 from jaxttp.dynamics import HeavyBall
+from tests.compiled import compilations
 
 
 @contextlib.contextmanager

@@ -13,9 +13,9 @@ import optax
 import pytest
 
 from jaxttp import predict_training_time, sweep
-from jaxttp._core.progress import compilations
 from jaxttp.forecast import grid
 from tests import shortcuts
+from tests.compiled import compilations
 from tests.draws import normal
 
 X = normal(0, (9, 3))

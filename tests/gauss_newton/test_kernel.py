@@ -22,9 +22,7 @@ def brute(w, v, x1, x2, readout, activation):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("activation", "with_readout"), [("relu", True), ("gelu", False)]
-)
+@pytest.mark.parametrize(("activation", "with_readout"), [("relu", True), ("gelu", False)])
 def test_it_is_j_times_its_transpose(activation, with_readout):
     w, v, x = network()
     p = orthonormal_readout(jax.random.key(1), 2, 6) if with_readout else None

@@ -8,7 +8,6 @@ import optax
 import pytest
 
 from jaxttp import predict_training_time, train
-from jaxttp._core.progress import compilations
 from jaxttp.gauss_newton import (
     gauss_newton,
     gauss_newton_direction,
@@ -16,6 +15,7 @@ from jaxttp.gauss_newton import (
     output_change,
     revmlp_forward,
 )
+from tests.compiled import compilations
 from tests.gauss_newton.networks import network
 
 

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxttp._core.progress import compilations
 from jaxttp.gauss_newton.pseudoinverse import KINDS, _gram, as_pseudoinverse
+from tests.compiled import compilations
 from tests.draws import normal
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")

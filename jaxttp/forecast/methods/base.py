@@ -138,24 +138,23 @@ class Linearizer:
         is_first = weights is self.problem.weights or self.problem.is_linear
         return self.first if is_first else self._estimate(weights).kernel
 
-    def scaled(self, weights: Params, diagonal: Params | None = None) -> Kernel:
-        """J diag(q) J^T at these weights of the trained part; q is 1 for None.
+    def scaled(self, weights: Params, diagonal: Params | None = None, x: Any = None) -> Kernel:
+        """J diag(q) J^T at these weights of the trained part.
+
+        Args:
+            weights: of the trained part.
+            diagonal: q, shaped like them; 1 when None.
+            x: samples of the rows; the training samples when None, as of the columns.
 
         Raises:
             TypeError: the estimator is no sketch.
         """
-        kernel = self._scaled(weights, diagonal, None)
-        self.problem.check_gradients(kernel)
-        return kernel
-
-    def cross_scaled(self, weights: Params, diagonal: Params | None = None) -> Kernel:
-        """The same between the test samples and the training samples."""
-        return self._scaled(weights, diagonal, self.problem.x_test)
-
-    def _scaled(self, weights: Params, diagonal: Params | None, x: Any) -> Kernel:
         check_instance("kernel", self.estimator, Sketched, "jaxttp.ntk.Sketched(1024, key)")
         self.kernels += 1
-        return self.estimator.scaled(self.problem, weights, diagonal, x)  # type: ignore[attr-defined]
+        kernel = self.estimator.scaled(self.problem, weights, diagonal, x)  # type: ignore[attr-defined]
+        if x is None:
+            self.problem.check_gradients(kernel)
+        return kernel
 
     def _estimate(self, weights: Params) -> Estimate:
         self.kernels += 1

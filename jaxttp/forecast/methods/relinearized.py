@@ -1,6 +1,7 @@
 """The recursion with kernels rebuilt along the predicted path."""
 
 import dataclasses
+import functools
 import math
 from typing import Any, ClassVar
 
@@ -146,7 +147,8 @@ class Preconditioned(Relinearized):
 
     def kernel_functions(self, linearizer: Linearizer) -> dict[str, Any]:
         """See `Relinearized`."""
-        cross = None if linearizer.problem.x_test is None else linearizer.cross_scaled
+        x_test = linearizer.problem.x_test
+        cross = None if x_test is None else functools.partial(linearizer.scaled, x=x_test)
         return {"kernel_fn": linearizer.scaled, "kernel_test_fn": cross}
 
     def doubt(self, path: Path, rule: Rule) -> Doubt | None:
