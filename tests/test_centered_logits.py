@@ -1,6 +1,7 @@
 """Centered logits: the losses that depend on them alone, and forecasts in them."""
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -125,7 +126,9 @@ def test_the_kernel_of_centered_logits():
 
 WAYS = {
     "relinearized": {"relinearize": 1},
-    "batches": {"batch_size": 5, "key": jax.random.key(3), "learning_rate": 0.1},
+    "batches": {
+        "batch_size": 5, "key": jax.random.key(3), "learning_rate": 0.1, "budget": math.inf,
+    },
 }  # fmt: skip
 
 

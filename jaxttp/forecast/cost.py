@@ -221,8 +221,8 @@ def plan_forecast(
         problem: network and data.
         descent: the training.
         kernel: how kernels are computed; chosen when None: exactly, by a sketch or a class sketch.
-        budget: FLOPs of the forecast as a fraction of the training's, above 0; "auto" for 1. The
-            cheapest kernel is always allowed.
+        budget: FLOPs of the forecast as a fraction of the training's, above 0; "auto" for 1
+            where rebuilds are "auto", else unbounded. The cheapest kernel is always allowed.
         key: a `jax.random.key` for sketches; ``jax.random.key(0)`` when None.
 
     Returns:
@@ -253,7 +253,9 @@ def plan_forecast(
         price = Price.of(problem, descent, estimator, samples, is_scaled=is_scaled)
         plans += [_plan(dynamics, problem, descent, price, estimator, most) for most in rebuilds]
     training = plans[0].training
-    limit = (MODEL.fraction if budget == "auto" else float(budget)) * training
+    if budget == "auto":
+        budget = MODEL.fraction if free else math.inf
+    limit = float(budget) * training
     # Class sketches are less accurate at the stiffest modes, on which the growth of mini-batch
     # noise depends: with mini-batches they are a last resort.
     finer = [p for p in plans if not isinstance(p.kernel, ClassSketched)]

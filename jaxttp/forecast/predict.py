@@ -130,8 +130,8 @@ def predict_training_time(  # noqa: PLR0913
             a `Dynamics` such as ``Noisy(centre=Relinearized(4))``.
         relinearize: kernels built after the first; "auto" within `tolerance` and `budget`; 0 for
             one kernel.
-        budget: FLOPs of the forecast as a fraction of the training's; "auto" for 1; ``inf`` for no
-            bound.
+        budget: FLOPs of the forecast as a fraction of the training's; "auto" for 1 with
+            relinearize="auto", else for no bound, as ``inf``.
         tolerance: accuracy that relinearize="auto" aims at, see `relinearized_recursion`.
         trainable: parameters that train, as in `empirical_ntk`; all of them when None.
         total_samples: samples of the training run, where `x` is a random part of them.

@@ -56,7 +56,7 @@ class Cost:
             f"{kernels}, {passes} gradient evaluation{'' if passes == 1 else 's'}, "
             f"{self.seconds:.2f} s + {self.compile_seconds:.2f} s of compilation; "
             f"{fraction_of(self.operations, self.training_operations)} the training's FLOPs"
-            + (f", training takes about {readable_time(seconds)}" if seconds else "")
+            + (f" (about {readable_time(seconds)})" if seconds else "")
         )
 
 
@@ -291,7 +291,7 @@ class Prediction:
         lines.append(wrapped(f"  {self.message}", 4))
         if self.plan is not None:
             lines.append(wrapped(f"  plan   {self.plan}", 9))
-        lines.append(f"  cost   {self.cost}")
+        lines.append(wrapped(f"  cost   {self.cost}", 9))
         if self.notes:
             lines.append(wrapped(f"  evaluated with: {', '.join(self.notes)}", 9))
         return "\n".join(lines)

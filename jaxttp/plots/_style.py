@@ -152,8 +152,8 @@ def draw(result: Any) -> Figure:
         TypeError: nothing in it can be drawn.
 
     Example:
-        >>> from jaxttp.conditioning import Sandwich
-        >>> draw(Sandwich(np.array(2.0), np.array(5.0))).axes[0].get_xlabel()
+        >>> from jaxttp.training import StepTime
+        >>> draw(StepTime(2.0, 5.0)).axes[0].get_xlabel()
         'value'
     """
     numbers, vectors = _numbers_and_vectors(result)

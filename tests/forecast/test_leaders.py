@@ -1,5 +1,6 @@
 """The settings that lead a sweep are forecast again, as `predict_training_time` forecasts them."""
 
+import dataclasses
 import importlib
 import warnings
 
@@ -9,7 +10,7 @@ import optax
 import pytest
 
 from jaxttp import predict_training_time, sweep, train
-from jaxttp.forecast import grid
+from jaxttp.forecast import cost, grid
 from jaxttp.forecast.sweep_result import REBUILT
 from jaxttp.losses.rule import Target
 from tests.draws import normal, split
@@ -78,8 +79,9 @@ def separable():
 
 
 @pytest.mark.slow
-def test_what_converges_along_rebuilt_kernels_is_stable_above_the_first_limit():
+def test_what_converges_along_rebuilt_kernels_is_stable_above_the_first_limit(monkeypatch):
     """Momentum leads, so that the rate without it was not looked at and said to diverge."""
+    monkeypatch.setattr(cost, "MODEL", dataclasses.replace(cost.MODEL, fraction=1e6))
     task, limit = separable()
     settings = grid(learning_rate=(0.5 * limit, 1.3 * limit), momentum=(0.0, 0.9), steps=20)
     alone = sweep(*task, settings, relinearize=0, target_loss=0.1)
@@ -102,11 +104,14 @@ def test_what_may_take_minutes_is_announced_once(monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         sweep(network, W, X, Y, settings)
-    monkeypatch.setattr("jaxttp.forecast.options.LONG", 0.0)
-    said = r"forecasting up to 2 leading settings again may take minutes \(.* training itself costs"
-    with pytest.warns(UserWarning, match=said) as seen:
+    monkeypatch.setattr("jaxttp.forecast.seconds.SHORT", 0.0)
+    with pytest.warns(UserWarning, match="^training about .* training costs less: relin") as seen:
         sweep(network, W, X, Y, settings)
-    assert [str(one.message).rpartition("; ")[2] for one in seen] == ["jaxttp.race trains them"]
+    words = ["jaxttp.race trains settings"]
+    assert [str(one.message).rpartition("; ")[2] for one in seen] == words
+    told = []
+    sweep(network, W, X, Y, settings, progress=lambda *call: told.append(call))
+    assert [call[0].startswith("training about") for call in told if call[2] == 0] == [True]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         sweep(network, W, X, Y, settings, relinearize=0)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -151,13 +152,11 @@ BENT = {"a": jnp.asarray(np.eye(4) + 0.1), "b": jnp.asarray(1.0 - np.eye(4)[:, :
 def test_the_kernel_is_rebuilt_unless_it_was_said_otherwise(monkeypatch):
     """For what is not named otherwise; not where it would cost several trainings."""
     call = functools.partial(predict_training_time, curved, BENT, X, Y, steps=20)
-    found = call(learning_rate=0.5)
+    found = call(learning_rate=0.5, budget=math.inf)
     assert found.cost.kernels > 2
     assert found.loss_uncertainty is not None
-    np.testing.assert_array_equal(found.loss, call(learning_rate=0.5, relinearize="auto").loss)
     assert call(learning_rate=0.5, relinearize=0).cost.kernels == 1
     assert call(learning_rate=0.5, dynamics="ode").cost.kernels == 1
-    monkeypatch.setattr(cost, "MODEL", dataclasses.replace(cost.MODEL, least=0.0))
     few = call(learning_rate=0.5)
     assert few.cost.kernels == 1
     assert few.plan is not None

@@ -164,7 +164,7 @@ def test_json_is_complete():
     assert written["seconds"]["horizon"] == 15 * written["step_seconds"]
     cost = written["cost"]
     counted = {"kernels", "gradient_evaluations", "operations", "training_operations"}
-    assert set(cost) == counted | {"seconds", "compile_seconds"}
+    assert set(cost) == counted | {"seconds", "compile_seconds", "training_seconds"}
     assert (cost["kernels"], cost["gradient_evaluations"]) == (1, 2 + 2)
 
 
