@@ -77,7 +77,7 @@ class Settings:
     """
 
     cases: tuple[Case, ...] = cuts.each()
-    longest: float = 100.0
+    longest: float = 60.0
 
 
 PRESETS = {
@@ -96,7 +96,7 @@ PRESETS = {
         Case("digits-resnet", 8, 5, 150, 600, None, "adamw"),
         Case("digits-resnet-32", 32, 5, 150, 400),
         Case("digits-resnet-32", 32, 2, 150, 800),
-        Case("digits-resnet-32", 32, 5, 150, 1000, 32, "adamw"),
+        Case("digits-resnet-32", 32, 2, 150, 600, 32, "momentum"),
         Case("resnet20", 32, 2, 200, 1000, 32),
         Case("resnet20", 32, 5, 100, 300),
         Case("resnet18", 32, 2, 100, 300),

@@ -54,8 +54,7 @@ def print_progress(
     def show(*progress: str | int) -> None:
         *stages, done, total = progress
         if total == 0:
-            print(*stages, file=to or sys.stderr, flush=True)
-            return
+            return print(*stages, file=to or sys.stderr, flush=True)
         now, stage = time.monotonic(), str(stages[0]) if stages else what
         if stage != last["stage"] or (marks and int(done) < marks[-1][1]):
             marks.clear()

@@ -191,7 +191,7 @@ class ForecastPlan:
     whole: bool = True
 
     def __str__(self) -> str:
-        cost, allowed = (fraction_of(n, self.training) for n in (self.operations, self.budget))
+        cost = fraction_of(self.operations, self.training)
         message = f"{_label(self.dynamics, self.kernel)}: at most {cost} the training's FLOPs"
         if isinstance(center_of(self.dynamics), Linear):
             message += "; the network is linear in its trained weights, so that it is never rebuilt"
@@ -199,7 +199,7 @@ class ForecastPlan:
             off = f"{100 * self.error:.0f} %"
             message += f"; on the small tasks this was tuned on times were off by {off} on average"
         if self.operations > self.budget:
-            message += f"; nothing fits the budget, {allowed} the training"
+            message += "; nothing fits the budget"
         if self.operations > self.training:
             message += "; training itself costs less"
         return message
@@ -240,7 +240,7 @@ def plan_forecast(
     problem = dynamics.view(problem)
     dynamics = suited(dynamics, problem)
     free = is_rebuilt(dynamics) and center_of(dynamics).rebuilds == "auto"
-    is_scaled = _is_scaled(dynamics)
+    is_scaled = getattr(center_of(dynamics), "is_scaled", False)
     least = 1 if is_scaled else 0
     rebuilds = range(center_of(dynamics).most, least - 1, -1) if free else (None,)
     if is_scaled:
@@ -325,12 +325,6 @@ def is_rebuilt(dynamics: Dynamics) -> bool:
     return isinstance(center_of(dynamics), Relinearized)
 
 
-def _is_scaled(dynamics: Dynamics) -> bool:
-    """Whether kernels along the mean path are those of a preconditioned network."""
-    center = center_of(dynamics)
-    return center is not None and center.is_scaled
-
-
 def center_of(dynamics: Dynamics) -> Any:
     """The dynamics of the mean path."""
     return dynamics.centre if isinstance(dynamics, Noisy | Scaled) else dynamics
@@ -375,7 +369,7 @@ def _plan(
 
 def suited(dynamics: Dynamics, problem: Problem) -> Dynamics:
     """The dynamics without rebuilt kernels where a network is linear in its trained weights."""
-    rebuilds = is_rebuilt(dynamics) and not _is_scaled(dynamics)
+    rebuilds = is_rebuilt(dynamics) and not center_of(dynamics).is_scaled
     return _with_center(dynamics, Linear()) if rebuilds and problem.is_linear else dynamics
 
 

@@ -190,7 +190,7 @@ def predict_training_time(  # noqa: PLR0913
     method.check(descent, weights, get_loss(loss))
     check_supported(method, x, descent, x_test, estimator)
     level = check_level(level, method, estimator)
-    tell, seconds = shown(progress), None
+    tell = shown(progress)
     with stopwatch() as watch:
         with stopwatch() as first:
             problem = method.view(Problem.of(
@@ -198,7 +198,7 @@ def predict_training_time(  # noqa: PLR0913
                 y_test=y_test,
             ))  # fmt: skip
         is_open = all(v is None for v in (sketch_dim, kernel, kernel_batch_size, max_bytes))
-        fixed, plan, message = None if is_open else estimator, None, None
+        fixed, plan, message, seconds = None if is_open else estimator, None, None, None
         if budget != "auto" or not isinstance(dynamics, Dynamics):
             plan = choose_plan(method, problem, descent, fixed, budget, key)
         if plan is not None:
@@ -212,10 +212,11 @@ def predict_training_time(  # noqa: PLR0913
         if method.kernels:
             check_tokens(problem, estimator)
         linearizer = Linearizer(problem, estimator, tell)
-        result = forecast_along(linearizer, descent, method, reading, targets=targets, level=level)
+        bands = {"level": level, "with_bands": plan is None or fixed is not None}
+        result = forecast_along(linearizer, descent, method, reading, targets=targets, **bands)
     cost = dataclasses.replace(
         result.cost, seconds=watch.run_seconds, compile_seconds=watch.compile_seconds,
-        training_seconds=None if seconds is None else seconds.training,
+        training_seconds=seconds and seconds.training,
     )  # fmt: skip
     return dataclasses.replace(result, cost=cost, plan=message)
 
@@ -291,6 +292,7 @@ def forecast_along(
     targets: tuple[Target, ...] = (),
     level: float = KNOWN.level,
     with_limit: bool = True,
+    with_bands: bool = True,
 ) -> Prediction:
     """The forecast of a training whose arguments were checked.
 
@@ -302,13 +304,14 @@ def forecast_along(
         targets: losses and errors to get below.
         level: the fraction that bands hold.
         with_limit: whether to compute the largest stable rate, which takes a kernel.
+        with_bands: whether a sketch has bands, which take four runs with full batches.
     """
     problem, kernel = linearizer.problem, linearizer.estimator
     with stopwatch() as watch:
         path = dynamics.follow(linearizer, descent)
         limit, rates = dynamics.rates(linearizer, descent) if with_limit else (math.inf, None)
         stable = dynamics.is_stable(path, rates, descent)
-        has_parts = dynamics.kernels and not dynamics.is_scaled
+        has_parts = with_bands and dynamics.kernels and not dynamics.is_scaled
         sketched = _without_parts(linearizer, descent) if has_parts else None
         warnings, doubted_from = dynamics.doubt(path, rule.about(targets)) or (None, None)
         options: dict[str, Any] = {"stable": stable, "level": level, "sketched": sketched}

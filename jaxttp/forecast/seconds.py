@@ -61,11 +61,9 @@ class Seconds(NamedTuple):
         return self.forecast + self.compiling
 
     def __str__(self) -> str:
-        compiling = f", {readable_time(self.compiling)} of it compiling"
-        text = (
-            f"training about {readable_time(self.training)}, forecast at most about "
-            f"{readable_time(self.total)}{compiling if self.compiling > 0.1 * self.total else ''}"
-        )
+        training, total, compiling = map(readable_time, (self.training, self.total, self.compiling))
+        text = f"training about {training}, forecast at most about {total}"
+        text += f", {compiling} of it compiling" if self.compiling > 0.1 * self.total else ""
         return f"{text}; training costs less" if self.training < self.total else text
 
 
@@ -108,9 +106,8 @@ def announce(seconds: Seconds, progress: Progress | None, hint: str) -> None:
         progress: is told; where there is none a warning is given if training costs less.
         hint: an alternative, for that warning.
     """
-    if seconds.total < SHORT:
-        return
-    if progress is not None:
+    is_long = seconds.total >= SHORT
+    if is_long and progress is not None:
         progress(str(seconds), 0, 0)
-    elif seconds.training < seconds.forecast:
+    elif is_long and seconds.training < seconds.forecast:
         warnings.warn(f"{seconds}: {hint}", stacklevel=3)

@@ -170,7 +170,6 @@ class TaskRun:
                 words: step * self.step_seconds for words, step in self.steps.items() if step >= 0
             },
             "horizon": self.settings.steps,
-            "horizon_seconds": self.run.seconds,
             "loss": plain_numbers(self.run.loss),
             "error": plain_numbers(self.run.error),
             "task": self.task.description,
