@@ -81,7 +81,7 @@ class Settings:
 
 
 PRESETS = {
-    "smoke": Settings((Case("MLP 64", 8, 2, 12, 20), Case("MLP 64", 8, 2, 12, 20, 4, "adamw"))),
+    "smoke": Settings((Case("MLP 64", 8, 2, 12, 20),)),
     "cpu": Settings((
         Case("MLP 64", 8, 10, 150, 150),
         Case("MLP 64", 8, 10, 500, 600, 32, "momentum"),

@@ -18,8 +18,9 @@ from jaxttp.plots import save
 
 NAMES = list(SCRIPTS)
 ELSEWHERE = {  # the same code with other presets, or run by another test
-    "gnc-pruning-resnet32", "gnc-pruning-vgg5", "xgn-no-bottleneck-mini", "xgn-regression-full",
-    "two-factor-theorems", "two-factor-language-model",
+    "gnc-pruning-resnet20", "gnc-pruning-resnet32", "gnc-pruning-vgg5", "gnc-pruning-vit",
+    "xgn-mini-batch", "xgn-no-bottleneck-full", "xgn-no-bottleneck-mini", "xgn-regression-full",
+    "xgn-weight-decay", "two-factor-theorems", "two-factor-language-model",
 }  # fmt: skip
 PAPER = [name for name in NAMES if "paper" in load_script(name).presets]
 QUICK = ("ttp-datasets", "xgn-regression-mini")

@@ -179,7 +179,7 @@ def test_the_price_comes_first(monkeypatch):
     assert price.startswith("training about")
     assert price.endswith("training costs less")
     assert (done, total) == (0, 0)
-    assert f"FLOPs (about {readable_time(found.cost.training_seconds)})" in str(found)
+    assert f"FLOPs (about {readable_time(found.cost.training_seconds)})" in str(found.cost)
     assert "train instead: this forecast took" in str(found)
     with pytest.warns(UserWarning, match="training about .*costs less: train, or give"):
         model(None)  # nobody watches
