@@ -119,7 +119,7 @@ def test_measured_numbers_come_from_records(page):
 
 def test_a_number_without_a_record_is_found():
     text = "It takes 3 s.\n\n<!-- numbers: accuracy -->\nOff by 2.6 % in 24 of 38.\n\n"
-        "| 7.25 s | `8 s` |\n"
+    text += "| 7.25 s | `8 s` |\n"
     assert records.unrecorded(text) == ["3 in 'It takes 3 s.'", "7.25 in '| 7.25 s |   |'"]
 
 
