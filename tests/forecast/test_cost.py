@@ -171,6 +171,7 @@ def test_the_price_comes_first(monkeypatch):
     told = []
     common = dict(learning_rate=0.1, steps=2)
     monkeypatch.setattr("jaxttp.forecast.seconds.SHORT", 0.0)
+    monkeypatch.setattr("jaxttp.forecast.seconds.timeit.repeat", lambda *_, **__: [1e-6])
     model = lambda progress: predict_training_time(  # noqa: E731
         network, params, x, y, **common, progress=progress
     )

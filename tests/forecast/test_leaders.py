@@ -105,6 +105,7 @@ def test_what_may_take_minutes_is_announced_once(monkeypatch):
         warnings.simplefilter("error")
         sweep(network, W, X, Y, settings)
     monkeypatch.setattr("jaxttp.forecast.seconds.SHORT", 0.0)
+    monkeypatch.setattr("jaxttp.forecast.seconds.timeit.repeat", lambda *_, **__: [1e-6])
     with pytest.warns(UserWarning, match="^training about .* training costs less: relin") as seen:
         sweep(network, W, X, Y, settings)
     words = ["jaxttp.race trains settings"]
