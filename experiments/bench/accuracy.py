@@ -6,9 +6,9 @@
 Every run is a task (samples, network, fresh head, seed), a scale of the head's outputs, and a way
 to train: gradient descent, momentum 0.9, or mini-batches of 16 to 64, with the EFFECTIVE rate eta /
 (1 - m) given as eta lambda_max / N, lambda_max the largest eigenvalue of Theta. The real training
-is compared with the forecast by one kernel, relinearized ones, and Algorithm 1 of the
-paper to the letter; with ``--few`` by one kernel and by the default alone. Nothing is tuned on the
-24 runs of "cpu": that is what the preset "tuning" is for. What is measured is kept line by line in
+is compared with the forecast by one kernel, relinearized ones, and Algorithm 1 of the paper to the
+letter; with ``--few`` by one kernel, the default and ``budget=inf``. Nothing is tuned on the 24
+runs of "cpu": that is what the preset "tuning" is for. What is measured is kept line by line in
 the store, so a run that was cut off goes on where it stopped; ``--report`` prints the tables of
 what is there (`experiments.bench.accuracy_tables`).
 """

@@ -116,18 +116,11 @@ class Reader(nnx.Module):
         return self.head(self.body(x)[:, -1])
 
 
-def pretrained(
-    network: nnx.Module,
-    samples: Samples,
-    loss: str = "cross_entropy",
-    *,
-    steps: int = int(PRETRAINING["steps"]),
-    rate: float = PRETRAINING["rate"],
-) -> nnx.Module:
+def pretrained(network: nnx.Module, samples: Samples, loss: str = "cross_entropy") -> nnx.Module:
     """The network after some hundred steps of Adam in training mode, BatchNorm included."""
     network.train()
     graph, params, rest = nnx.split(network, nnx.Param, ...)
-    optimizer = optax.adam(rate)
+    optimizer = optax.adam(PRETRAINING["rate"])
     value = get_loss(loss).value
     x, y = jnp.asarray(samples.x), jnp.asarray(samples.y)
     targets = jax.nn.one_hot(y, int(y.max()) + 1) if loss == "cross_entropy" else y
@@ -148,7 +141,7 @@ def pretrained(
         return optax.apply_updates(params, updates), rest, state
 
     draws, state = np.random.default_rng(7), optimizer.init(params)
-    for _ in range(steps):
+    for _ in range(int(PRETRAINING["steps"])):
         batch = draws.choice(len(x), int(PRETRAINING["batch"]), replace=False)
         params, rest, state = step(params, rest, state, jnp.asarray(batch))
     network = nnx.merge(graph, params, rest)
@@ -180,16 +173,8 @@ def changed(x: np.ndarray, change: str) -> np.ndarray:
 def coloured(classes: tuple[int, ...], change: str = "") -> Samples:
     """The same enlarged to 16x16 pixels in three colours, for networks of photographs."""
     small = digits(classes, change)
-    return Samples(enlarged(small.x, 16), small.y)
-
-
-def enlarged(x: np.ndarray, pixels: int) -> np.ndarray:
-    """Images of so many pixels a side; gray ones in three colours, unless they are to have 8."""
-    if pixels != x.shape[1]:
-        x = np.asarray(jax.image.resize(x, (len(x), pixels, pixels, x.shape[3]), "bilinear"))
-    if pixels != 8 and x.shape[3] == 1:
-        x = np.repeat(x, 3, axis=-1)
-    return x
+    x = np.asarray(jax.image.resize(small.x, (len(small.x), 16, 16, 1), "bilinear"))
+    return Samples(np.repeat(x, 3, axis=-1), small.y)
 
 
 @functools.cache

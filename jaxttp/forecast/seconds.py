@@ -87,9 +87,9 @@ def estimate_seconds(
         trainings: that are predicted.
     """
     whole = problem.whole or problem
-    evaluate = evaluation(whole.network)
+    evaluate = evaluation(whole.apply_fn)  # compiled when the problem was made
     passes = timeit.repeat(
-        lambda: jax.block_until_ready(evaluate(whole.weights, whole.x)), number=1, repeat=2
+        lambda: jax.block_until_ready(evaluate(whole.params, whole.x)), number=1, repeat=2
     )
     forward = plan_of(whole).forward * whole.f0.shape[0]
     a_flop = min(passes) / forward

@@ -177,17 +177,15 @@ class Sketched(KernelEstimator):
         self, problem: Any, weights: Params, x1: Any, x2: Any, progress: Tiles | None = None
     ) -> Kernel:
         """See `KernelEstimator`."""
-        rows = self._project(problem, weights, x1)
-        columns = rows if x2 is None else self._project(problem, weights, x2)
-        kernel = Factored.of(rows, columns)
+        kernel = self.factors(problem, weights, x1, x2)
         return kernel if self._is_factored(problem) else kernel.dense()
 
-    def scaled(
-        self, problem: Any, weights: Params, diagonal: Params | None, x: Any = None
+    def factors(
+        self, problem: Any, weights: Params, x1: Any, x2: Any, diagonal: Params | None = None
     ) -> Factored:
-        """J diag(q) J^T between samples, x for None, and those that train; q is 1 for None."""
-        columns = self._project(problem, weights, problem.x, diagonal)
-        rows = columns if x is None else self._project(problem, weights, x, diagonal)
+        """J(x1) diag(q) J(x2)^T at these weights; x2 is x1 for None, and q is 1 for None."""
+        rows = self._project(problem, weights, x1, diagonal)
+        columns = rows if x2 is None else self._project(problem, weights, x2, diagonal)
         return Factored.of(rows, columns)
 
     def operations(self, problem: Any, *, is_scaled: bool = False) -> float:

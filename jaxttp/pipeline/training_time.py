@@ -198,17 +198,32 @@ def train_task(settings: Settings, *, progress: Progress | None = None) -> TaskR
     forecast_only = ("total_samples", "relinearize", "budget", "sketch_dim", "mesh")
     check_unused(settings, forecast_only, "it is for a forecast, and this is a real training")
     task = build_task(settings)
-    report = None if progress is None else lambda i, n: progress("real training", i, n)
-    run = train(
-        *task.model, task.x, task.y, loss=task.loss, steps=settings.steps,
-        batch_size=settings.batch_size, optimizer=hyperparameters(settings).optimizer(),
-        key=jax.random.split(jax.random.key(settings.seed))[1], progress=report,
-    )  # fmt: skip
+    run = _train(settings, task, _setup(settings, task), progress)
     reached = run.read(settings.thresholds, metric=settings.metric)
     words = {target_label(e, "relative", settings.metric): step for e, step in reached.items()}
     on_targets = run.reach(settings.targets())
     words |= {target.words(): step for target, step in on_targets.items()}
     return TaskRun(settings, task, run, words)
+
+
+def _setup(settings: Settings, task: Task) -> dict[str, Any]:
+    """The training setup of a task, as `train`, `time_step` and forecasts take it."""
+    optimizer = hyperparameters(settings).optimizer()
+    return {"loss": task.loss, "batch_size": settings.batch_size, "optimizer": optimizer}
+
+
+def _train(
+    settings: Settings, task: Task, setup: dict[str, Any], progress: Progress | None
+) -> TrainingRun:
+    """The real training of a task.
+
+    It has another draw of batches than the forecast: those of a training run are not known before.
+    """
+    report = None if progress is None else lambda i, n: progress("real training", i, n)
+    return train(
+        *task.model, task.x, task.y, **setup, steps=settings.steps, progress=report,
+        key=jax.random.split(jax.random.key(settings.seed))[1],
+    )  # fmt: skip
 
 
 def forecast(
@@ -237,13 +252,12 @@ def forecast(
     hint = "verify=True would train on the given samples; leave one of the two out"
     check_used("total_samples", settings.total_samples, not verify, hint)
     task = build_task(settings)
-    keys = jax.random.split(jax.random.key(settings.seed), 2)
+    key = jax.random.split(jax.random.key(settings.seed))[0]
     batch_size, setting = settings.batch_size, hyperparameters(settings)
     total = settings.total_samples or len(task.y)
     # The samples of a step: a batch, or all of them.
     rows = np.arange(min(total, batch_size or total)) % len(task.y)
-    step: dict[str, Any] = {"loss": task.loss, "batch_size": batch_size}
-    step["optimizer"] = setting.optimizer()
+    step = _setup(settings, task)
     options = settings.pick(
         "steps", "thresholds", "metric", "target_loss", "target_error", "relinearize", "sketch_dim",
         "budget", "total_samples",
@@ -252,7 +266,7 @@ def forecast(
     if setting.schedule == "constant" and setting.is_heavy_ball:
         options |= settings.pick("learning_rate", "momentum") | {"optimizer": None}
     prediction = predict_training_time(
-        *task.model, task.x, task.y, **options, key=keys[0], mesh=mesh_of(settings.mesh),
+        *task.model, task.x, task.y, **options, key=key, mesh=mesh_of(settings.mesh),
         progress=progress,
     )  # fmt: skip
     if progress is not None:
@@ -260,9 +274,5 @@ def forecast(
     step_time = time_step(*task.model, take(task.x, rows), task.y[rows], **step)
     run = None
     if verify and prediction.stable:
-        report = None if progress is None else lambda i, n: progress("real training", i, n)
-        # Another draw of batches than the forecast's: those of a training run are not known before.
-        run = train(
-            *task.model, task.x, task.y, **step, steps=settings.steps, key=keys[1], progress=report
-        )
+        run = _train(settings, task, step, progress)
     return Forecast(settings, task, prediction, step_time, run)

@@ -151,7 +151,8 @@ class Linearizer:
         """
         check_instance("kernel", self.estimator, Sketched, "jaxttp.ntk.Sketched(1024, key)")
         self.kernels += 1
-        kernel = self.estimator.scaled(self.problem, weights, diagonal, x)  # type: ignore[attr-defined]
+        samples = (self.problem.x, None) if x is None else (x, self.problem.x)
+        kernel = self.estimator.factors(self.problem, weights, *samples, diagonal)  # type: ignore[attr-defined]
         if x is None:
             self.problem.check_gradients(kernel)
         return kernel
