@@ -52,4 +52,5 @@ SCRIPTS = {
     "ours-online": "experiments.training_time.closing",
     "ours-bands": "experiments.training_time.calibration",
     "ours-price": "experiments.training_time.price",
+    "ours-choosing": "experiments.training_time.choosing",
 }

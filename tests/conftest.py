@@ -6,9 +6,11 @@ equal programs once (`tests/shortcuts.py`); ``--optimised`` compiles as users do
 test starts do so in any case, unless it asks for `quick_processes`.
 """
 
+import ast
 import collections
 import contextlib
 import gc
+import itertools
 import os
 import platform
 import sys
@@ -26,6 +28,7 @@ import jax
 import jaxlib
 import numpy as np
 import pytest
+from jaxtyping import _import_hook
 
 from tests import shortcuts
 
@@ -71,6 +74,25 @@ if "xla_cpu_max_isa=SSE" in os.environ["XLA_FLAGS"]:  # other CPUs are imitated
     QUICK = QUICK.rpartition(" ")[0]
 elif "xla_cpu_max_isa" in os.environ["XLA_FLAGS"]:  # with fused products the emitter is not exact
     QUICK = ""
+
+
+class Shapes(_import_hook.JaxtypingTransformer):
+    """Functions whose annotations give shapes are checked; basedpyright checks the other types.
+
+    Not those within others: they would be compiled with their checks whenever they are defined.
+    """
+
+    def visit_FunctionDef(self, node):
+        annotations = [part.annotation for part in ast.walk(node.args) if isinstance(part, ast.arg)]
+        parts = [ast.walk(part) for part in (*annotations, node.returns) if part]
+        shapes = [part for part in itertools.chain(*parts) if isinstance(part, ast.Constant)]
+        is_inner = any(isinstance(parent, ast.FunctionDef) for parent in self._parents)
+        if is_inner or not any(isinstance(part.value, str) for part in shapes):
+            return node
+        return super().visit_FunctionDef(node)
+
+
+_import_hook.JaxtypingTransformer = Shapes
 
 
 def pytest_addoption(parser):

@@ -44,6 +44,7 @@ class Case:
         steps: T.
         batch_size: B; None for all samples.
         optimizer: "sgd", "momentum" or "adamw".
+        total: samples of the training where the forecast sees N of them; None for N.
     """
 
     network: str
@@ -53,16 +54,18 @@ class Case:
     steps: int = cuts.one(150)
     batch_size: int | None = None
     optimizer: str = "sgd"
+    total: int | None = None
 
     @property
     def epochs(self) -> float:
-        """Passes over the samples."""
-        return self.steps * (self.batch_size or self.samples) / self.samples
+        """Passes of the training over the samples that the forecast sees."""
+        return self.steps * (self.batch_size or self.total or self.samples) / self.samples
 
     def __str__(self) -> str:
         batches = "full batches" if self.batch_size is None else f"batches of {self.batch_size}"
+        of = "" if self.total is None else f" of {self.total}"
         return (
-            f"{self.network}, {self.pixels} px, C = {self.classes}, N = {self.samples}, "
+            f"{self.network}, {self.pixels} px, C = {self.classes}, N = {self.samples}{of}, "
             f"{self.optimizer}, {batches}, T = {self.steps}"
         )
 
@@ -97,6 +100,7 @@ PRESETS = {
         Case("digits-resnet-32", 32, 5, 150, 400),
         Case("digits-resnet-32", 32, 2, 150, 800),
         Case("digits-resnet-32", 32, 2, 150, 600, 32, "momentum"),
+        Case("digits-resnet-32", 32, 5, 150, 600, 32, total=800),
         Case("resnet20", 32, 2, 200, 1000, 32),
         Case("resnet20", 32, 5, 100, 300),
         Case("resnet18", 32, 2, 100, 300),
@@ -162,18 +166,19 @@ run = runner(pieces, Result)
 
 
 def _measure(case: Case, longest: float) -> Found:
-    model, x, y = _job(case)
+    model, *everything = job(case)
+    x, y = (rows[: case.samples] for rows in everything)
     key = None if case.batch_size is None else jax.random.key(50)
     how: dict[str, Any] = {"loss": "cross_entropy", "batch_size": case.batch_size}
     how["optimizer"] = _optimizer(case, model, x, y)
-    ahead = how | {"steps": case.steps, "key": key, "progress": False}
+    ahead = how | {"steps": case.steps, "key": key, "progress": False, "total_samples": case.total}
     first = predict_training_time(*model, x, y, **ahead)
     again = predict_training_time(*model, x, y, **ahead)
-    training = case.steps * time_step(*model, x, y, **how).seconds
+    training = case.steps * time_step(*model, *everything, **how).seconds
     errors, end = (), float("nan")
     if training < longest:
         another = None if key is None else jax.random.key(11)
-        real = train(*model, x, y, steps=case.steps, key=another, **how)
+        real = train(*model, *everything, steps=case.steps, key=another, **how)
         training = real.seconds
         times = real.read(THRESHOLDS), again.read(THRESHOLDS)
         errors = tuple(abs(times[0][e] - times[1][e]) for e in THRESHOLDS)
@@ -188,11 +193,11 @@ def _measure(case: Case, longest: float) -> Found:
     )  # fmt: skip
 
 
-def _job(case: Case) -> tuple[Any, np.ndarray, np.ndarray]:
-    """The network before training, images and labels."""
+def job(case: Case) -> tuple[Any, np.ndarray, np.ndarray]:
+    """The network before training, images and labels of all samples that train."""
     digits = tuple(range(10 - case.classes, 10)) if case.classes <= 10 else tuple(range(10))
     data = select(load_dataset("digits"), classes=digits, key=jax.random.key(17))
-    rows = np.random.default_rng(0).permutation(len(data))[: case.samples]
+    rows = np.random.default_rng(0).permutation(len(data))[: case.total or case.samples]
     shape = (len(rows), case.pixels, case.pixels, 1)
     x, y = np.asarray(jax.image.resize(data.x[rows], shape, "bilinear")), np.asarray(data.y[rows])
     if case.classes > 10:  # ten groups of images of every digit, at random

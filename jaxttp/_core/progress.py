@@ -82,7 +82,8 @@ def shown(progress: Progress | bool | None) -> Progress | None:
         (True, True)
     """
     if progress is None:
-        progress = sys.stderr.isatty() or "ipykernel" in sys.modules
+        shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+        progress = sys.stderr.isatty() or shell is not None
     if isinstance(progress, bool):
         return print_progress(after=SHORT) if progress else None
     return progress
