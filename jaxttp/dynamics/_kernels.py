@@ -38,18 +38,19 @@ def image_of(
     """B^T v of a kernel A B^T, v (N, C) being zero outside a batch; Theta v of an array.
 
     With a batch Theta is that of the training samples, whose rows are its columns. Rows are
-    contiguous in memory: for a batch of 64 of 1,000 samples their product takes 2.4 ms, with
-    columns 40 ms.
+    contiguous in memory. XLA's CPU backend selects the rows anew for every column of a product with
+    `jnp.dot`: for a batch of 64 of 1,000 samples it takes 1.6 ms, the sum 0.3 ms.
     """
-    if isinstance(kernel, Factored):
-        factors = kernel if batch is None else kernel.some_columns(batch)
-        return jnp.dot(gradient.reshape(-1), factors.columns, precision="highest")
     if batch is None:
+        if isinstance(kernel, Factored):
+            return jnp.dot(gradient.reshape(-1), kernel.columns, precision="highest")
         return operator_of(kernel).mv(gradient).reshape(-1)
+    if isinstance(kernel, Factored):
+        return jnp.sum(gradient.reshape(-1, 1) * kernel.some_columns(batch).columns, axis=0)
     rows = jnp.take(jnp.asarray(kernel), batch, axis=0)
     if rows.ndim == 2:  # K of K ⊗ I_C
         return jnp.dot(rows.T, gradient, precision="highest").reshape(-1)
-    return jnp.dot(gradient.reshape(-1), rows.reshape(gradient.size, -1), precision="highest")
+    return jnp.sum(gradient.reshape(-1, 1) * rows.reshape(gradient.size, -1), axis=0)
 
 
 def image_size(kernel: Kernel, classes: int) -> int:

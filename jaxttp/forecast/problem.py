@@ -233,7 +233,8 @@ class Problem:
         if x_test is not None:
             test |= {"x_test": x_test, "f0_test": evaluate(params, x_test)}
 
-        network = apply_fn if weights is params else Network(_part(apply_fn.apply_fn, restore))
+        part = Network(lambda weights, samples: apply_fn.apply_fn(restore(weights), samples))
+        network = apply_fn if weights is params else part
         network = network if mesh is None else Network(_everywhere(network, mesh))
         return cls(
             apply_fn, params, trainable, network, weights, restore, x, f0, targets, exact,
@@ -335,11 +336,6 @@ def _everywhere(network: ApplyFn, mesh: Mesh) -> ApplyFn:
     """All outputs on every process, from samples that are spread over processes."""
     whole = NamedSharding(mesh, PartitionSpec())
     return lambda weights, x: jax.lax.with_sharding_constraint(network(weights, x), whole)
-
-
-def _part(apply_fn: ApplyFn, restore: Callable[[Params], Params]) -> ApplyFn:
-    """The network of the trained weights alone."""
-    return lambda weights, samples: apply_fn(restore(weights), samples)
 
 
 @dataclasses.dataclass(frozen=True)

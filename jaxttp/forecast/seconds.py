@@ -1,8 +1,9 @@
 """Seconds of a training run and of its forecast, estimated before either runs.
 
-A forward pass of the network at the samples is timed: it knows this machine, small layers and
-depthwise convolutions. Training and forecast are taken to run at a fixed part of its speed. Plans
-stay in FLOPs, so that the same call plans the same forecast on every machine.
+One gradient of the network at the samples is timed: it knows this machine, small layers and
+depthwise convolutions. The forecast computes such gradients too, by the same compiled function.
+Training is taken to run at its speed, the forecast at a fixed part of it. Plans stay in FLOPs, so
+that the same call plans the same forecast on every machine.
 """
 
 import dataclasses
@@ -13,10 +14,11 @@ from typing import NamedTuple
 import jax
 
 from jaxttp._core.progress import SHORT, readable_time
-from jaxttp._core.types import Progress
-from jaxttp.dynamics._network import evaluation
-from jaxttp.forecast.cost import ForecastPlan
+from jaxttp._core.types import Progress, take
+from jaxttp.dynamics._network import outputs_and_pull
+from jaxttp.forecast.cost import STEP, ForecastPlan, is_rebuilt
 from jaxttp.forecast.problem import Problem
+from jaxttp.forecast.uncertainty import sampled
 from jaxttp.ntk.estimators import plan_of
 
 
@@ -25,16 +27,14 @@ class SpeedModel:
     """Constants of the estimates, from 18 trainings on two cores (MLPs, CNNs, ResNets, a ViT).
 
     Attributes:
-        training: speed of training steps, in FLOPs a second, over that of a forward pass.
         dispatch: seconds to start a step.
-        forecast: speed of a forecast over that of a forward pass.
+        forecast: speed of a forecast, in FLOPs a second, over that of a gradient.
         kernel: seconds that every kernel takes besides.
         compiling: compilation of a forecast over that of the forward pass.
     """
 
-    training: float = 0.9
-    dispatch: float = 1e-4
-    forecast: float = 0.45
+    dispatch: float = 5e-5
+    forecast: float = 0.8
     kernel: float = 0.05
     compiling: float = 20.0
 
@@ -86,14 +86,14 @@ def estimate_seconds(
         forecasts: of that kind, at most.
         trainings: that are predicted.
     """
-    whole = problem.whole or problem
-    evaluate = evaluation(whole.apply_fn)  # compiled when the problem was made
-    passes = timeit.repeat(
-        lambda: jax.block_until_ready(evaluate(whole.params, whole.x)), number=1, repeat=2
-    )
-    forward = plan_of(whole).forward * whole.f0.shape[0]
-    a_flop = min(passes) / forward
-    training = plan.training * a_flop / SPEED.training + steps * SPEED.dispatch
+    # Its shape is one that the forecast needs, so that nothing more is compiled.
+    rows = len(problem.f0) if is_rebuilt(plan.dynamics) else sampled(len(problem.f0))
+    x, direction = take(problem.x, slice(rows)), problem.f0[:rows]
+    gradient = outputs_and_pull(problem.network)
+    compute = lambda: jax.block_until_ready(gradient(problem.weights, x, direction))  # noqa: E731
+    flops = STEP * plan_of(problem.whole or problem).forward * rows
+    a_flop = min(timeit.repeat(compute, number=1, repeat=2)) / flops
+    training = plan.training * a_flop + steps * SPEED.dispatch
     forecast = forecasts * plan.operations * a_flop / SPEED.forecast + SPEED.kernel * plan.kernels
     return Seconds(trainings * training, forecast, SPEED.compiling * compile_seconds)
 

@@ -190,14 +190,13 @@ def test_the_price_comes_first(monkeypatch):
         model(None)
 
 
-def test_seconds_are_a_passes(monkeypatch):
+def test_seconds_are_a_gradients(monkeypatch):
     plan = plan_forecast(Relinearized(), problem(), descent(), budget=10)
     monkeypatch.setattr("jaxttp.forecast.seconds.timeit.repeat", lambda *_, **__: [2.0, 1.0])
     found = estimate_seconds(plan, problem(), 50, 0.1, forecasts=2, trainings=3)
-    passes = 50 * 3 / SPEED.training  # a second each, with twice that for their gradients
-    assert found.training == pytest.approx(3 * (passes + 50 * SPEED.dispatch))
+    assert found.training == pytest.approx(3 * 50 * (1.0 + SPEED.dispatch))
     assert found.total - found.forecast == pytest.approx(0.1 * SPEED.compiling)
-    alone = plan.operations / plan.training * 50 * 3 / SPEED.forecast
+    alone = plan.operations / plan.training * 50 / SPEED.forecast
     assert found.forecast == pytest.approx(2 * alone + SPEED.kernel * plan.kernels)
 
 
