@@ -131,8 +131,7 @@ def gauss_newton_linear(
     Source:
         GNC eq (5) and Lemma 2; eq (7) with `skip`. Erratum: U is the vertical stack of the blocks.
     """
-    operator = gauss_newton_linear_operator(weights, covariance, skip=skip, scales=scales)
-    return operator.as_matrix()
+    return gauss_newton_linear_operator(weights, covariance, skip=skip, scales=scales).as_matrix()
 
 
 class LinearGaussNewton(lx.AbstractLinearOperator):

@@ -165,8 +165,7 @@ class _VectorProducts:
         return kernel
 
     def square(self, row_features: list[Array]) -> Array:
-        kernel = self.against(row_features, row_features)
-        return layerwise.mirror(kernel, self.variant.output)
+        return layerwise.mirror(self.against(row_features, row_features), self.variant.output)
 
 
 def by_blocks(
