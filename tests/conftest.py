@@ -80,6 +80,7 @@ class Shapes(_import_hook.JaxtypingTransformer):
     """Functions whose annotations give shapes are checked; basedpyright checks the other types.
 
     Not those within others: they would be compiled with their checks whenever they are defined.
+    After a change here delete the compiled modules (`__pycache__`), which are kept under one name.
     """
 
     def visit_FunctionDef(self, node):

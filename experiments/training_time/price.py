@@ -180,8 +180,8 @@ def _measure(case: Case, longest: float) -> Found:
         another = None if key is None else jax.random.key(11)
         real = train(*model, *everything, steps=case.steps, key=another, **how)
         training = real.seconds
-        times = real.read(THRESHOLDS), again.read(THRESHOLDS)
-        errors = tuple(abs(times[0][e] - times[1][e]) for e in THRESHOLDS)
+        times = [_times(one.read(THRESHOLDS), case.steps) for one in (real, again)]
+        errors = tuple(np.abs(times[1] - times[0]).tolist())
         loss = np.asarray(real.loss)
         end = abs(float(again.loss[-1]) - float(loss[-1])) / float(loss[0] - loss.min())
     cost = again.cost
@@ -191,6 +191,11 @@ def _measure(case: Case, longest: float) -> Found:
         cost.operations / cost.training_operations, cost.kernels, again.warnings is not None,
         errors, end,
     )  # fmt: skip
+
+
+def _times(read: dict[float, int], never: int) -> np.ndarray:
+    """Training times; the horizon for a time that is not reached."""
+    return np.array([read[e] if read[e] >= 0 else never for e in THRESHOLDS])
 
 
 def job(case: Case) -> tuple[Any, np.ndarray, np.ndarray]:

@@ -38,19 +38,22 @@ def image_of(
     """B^T v of a kernel A B^T, v (N, C) being zero outside a batch; Theta v of an array.
 
     With a batch Theta is that of the training samples, whose rows are its columns. Rows are
-    contiguous in memory. XLA's CPU backend selects the rows anew for every column of a product with
-    `jnp.dot`: for a batch of 64 of 1,000 samples it takes 1.6 ms, the sum 0.3 ms.
+    contiguous in memory.
     """
     if batch is None:
         if isinstance(kernel, Factored):
             return jnp.dot(gradient.reshape(-1), kernel.columns, precision="highest")
         return operator_of(kernel).mv(gradient).reshape(-1)
     if isinstance(kernel, Factored):
-        return jnp.sum(gradient.reshape(-1, 1) * kernel.some_columns(batch).columns, axis=0)
-    rows = jnp.take(jnp.asarray(kernel), batch, axis=0)
-    if rows.ndim == 2:  # K of K ⊗ I_C
-        return jnp.dot(rows.T, gradient, precision="highest").reshape(-1)
-    return jnp.sum(gradient.reshape(-1, 1) * rows.reshape(gradient.size, -1), axis=0)
+        rows = kernel.some_columns(batch).columns
+    else:
+        rows = jnp.take(jnp.asarray(kernel), batch, axis=0)
+        if rows.ndim == 2:  # K of K ⊗ I_C
+            return jnp.dot(rows.T, gradient, precision="highest").reshape(-1)
+    # Twice: XLA's CPU backend would select the rows anew for every column of a product with one
+    # vector. For a batch of 64 of 1,000 samples that took 1.6 ms, this takes 0.2 ms.
+    twice = jnp.stack(2 * [gradient.reshape(-1)])
+    return jnp.dot(twice, rows.reshape(gradient.size, -1), precision="highest")[0]
 
 
 def image_size(kernel: Kernel, classes: int) -> int:

@@ -237,8 +237,7 @@ def _walk(
     if not is_known or jax.default_backend() != "cpu":
         take = lambda carry, batch: step(*carry, batch)  # noqa: E731
         (moved, *_), reports = jax.lax.scan(take, carry, indices, length=steps)
-        join = lambda a, b: jnp.concatenate([a[None], b])  # noqa: E731
-        return moved, jax.tree.map(join, first, reports)
+        return moved, jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), first, reports)
     rows = [first]
     for t in range(steps):
         carry, report = step(*carry, None if indices is None else indices[t])

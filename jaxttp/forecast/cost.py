@@ -129,7 +129,6 @@ class CostModel:
         exact_memories: the same with exact kernels.
         runs: of the recursion over the horizon for each kernel.
         parts: runs of samples and halves where larger data are forecast on one kernel.
-        subset_runs: further runs of both halves where kernels are rebuilt.
         cache: outputs N C above which products with a kernel are bound by memory.
         reading: cost of such a product over its FLOPs. On 14 tuning runs of 600 steps with fewer
             outputs 71 % of the times were right where products counted so, 93 % without.
@@ -159,7 +158,6 @@ class CostModel:
     exact_memories: float = 1.1
     runs: float = 1.5
     parts: float = 3.5
-    subset_runs: float = 6.0
     cache: int = 3000
     reading: float = 8.0
 
@@ -361,7 +359,9 @@ def _plan(
             passes, memories = MODEL.exact_passes, MODEL.exact_memories
         if not descent.is_plain or descent.momentum:
             passes *= memories
-        passes, runs = int(passes * built), MODEL.runs * built + MODEL.subset_runs * is_scaled
+        if is_scaled:  # the halves, and the whole by full batches, are followed with as many
+            built *= 2 if descent.batch_size is None else 3
+        passes, runs = int(passes * built), MODEL.runs * built
         center, counts = center_of(dynamics), most
         if center.rebuilds == "auto":
             dynamics = _with_center(dynamics, dataclasses.replace(center, most=most))

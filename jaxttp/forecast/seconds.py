@@ -86,13 +86,13 @@ def estimate_seconds(
         forecasts: of that kind, at most.
         trainings: that are predicted.
     """
-    # Its shape is one that the forecast needs, so that nothing more is compiled.
+    # Its shape is one that forecasts of nonlinear networks need: nothing more is compiled for them.
     rows = len(problem.f0) if is_rebuilt(plan.dynamics) else sampled(len(problem.f0))
     x, direction = take(problem.x, slice(rows)), problem.f0[:rows]
     gradient = outputs_and_pull(problem.network)
     compute = lambda: jax.block_until_ready(gradient(problem.weights, x, direction))  # noqa: E731
     flops = STEP * plan_of(problem.whole or problem).forward * rows
-    a_flop = min(timeit.repeat(compute, number=1, repeat=2)) / flops
+    a_flop = min(timeit.repeat(compute, number=1, repeat=3)) / flops
     training = plan.training * a_flop + steps * SPEED.dispatch
     forecast = forecasts * plan.operations * a_flop / SPEED.forecast + SPEED.kernel * plan.kernels
     return Seconds(trainings * training, forecast, SPEED.compiling * compile_seconds)

@@ -118,8 +118,7 @@ def check_inputs(
 ) -> tuple[Couplings, Array, Callable[[Array], Array]]:
     """The network, its states `x` (N, d) and its activation, checked together."""
     network = check_network(weights, bottlenecks)
-    x = check_states(name, x, network)
-    return network, x, check_activation(activation)
+    return network, check_states(name, x, network), check_activation(activation)
 
 
 def check_activation(activation: Activation) -> Callable[[Array], Array]:

@@ -42,8 +42,7 @@ def automatic(mesh: Any) -> Mesh:
             "mesh must be a jax.sharding.Mesh, such as jax.make_mesh((jax.device_count(),), "
             f"('rows',)); got {type(mesh).__name__}."
         )
-    kinds = (AxisType.Auto,) * len(mesh.axis_names)
-    return Mesh(mesh.devices, mesh.axis_names, axis_types=kinds)
+    return Mesh(mesh.devices, mesh.axis_names, (AxisType.Auto,) * len(mesh.axis_names))
 
 
 def several(mesh: Any) -> Mesh | None:
