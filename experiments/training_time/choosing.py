@@ -53,7 +53,7 @@ PRESETS = {
     "cpu": Settings((
         Case("MLP 64", 8, 10, 150, 300),
         Case("digits-resnet", 8, 5, 150, 300),
-        Case("digits-resnet-32", 32, 2, 100, 100),
+        Case("digits-resnet-32", 32, 2, 60, 60),
     )),
 }  # fmt: skip
 

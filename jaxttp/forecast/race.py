@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Array
 
 from jaxttp._core.checks import check_known, check_number
+from jaxttp._core.progress import shown
 from jaxttp._core.results import RESULT, wrapped
 from jaxttp._core.traced import network_of
 from jaxttp._core.types import ApplyFn, Params, Progress, count, take
@@ -221,7 +222,7 @@ def race(
     key: Array | None = None,
     protocol: str | None = None,
     trainable: Any = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
 ) -> Race:
     """Train settings by successive halving until the first reaches a loss.
 
@@ -245,7 +246,7 @@ def race(
         key: a `jax.random.key` for the batches, which all settings share.
         protocol: how batches are drawn, see `jaxttp.dynamics.batch_indices`.
         trainable: which parameters train, as in `empirical_ntk`; all of them when None.
-        progress: called with (stage, settings done, settings in all).
+        progress: as in `predict_training_time`; called with (stage, settings done, in all).
 
     Returns:
         A `Race`. Weights and velocities of all settings in the race are in memory at a time. With
@@ -289,7 +290,7 @@ def race_starts(
     target_loss: float | None = None,
     key: Array | None = None,
     protocol: str | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
 ) -> Race:
     """`race` for starting points: checkpoints, networks, sets of trained weights.
 
@@ -358,7 +359,7 @@ def race_starts(
             if kind not in steps:
                 steps[kind] = TrainingStep(problem.network, problem.loss, optimizer)
             runners.append(Runner(setting, problem, indices, target, steps[kind]))
-    _halve(runners, horizon, progress)
+    _halve(runners, horizon, shown(progress))
     for problem in problems.values():
         # All settings see the same batches: one finite run shows that all gradients are finite.
         own = (runner for runner in runners if runner.problem is problem)

@@ -119,5 +119,4 @@ def _kernel(
     half = d // 2
     zeros = jax.eval_shape(contribution, x, cotangents)
     start = (jnp.zeros(zeros.shape, zeros.dtype), cotangents[..., :half], cotangents[..., half:])
-    xs = (*network, states, after)
-    return jax.lax.scan(block, start, xs, reverse=True)[0][0]
+    return jax.lax.scan(block, start, (*network, states, after), reverse=True)[0][0]
