@@ -52,7 +52,7 @@ class Settings:
 
 
 PRESETS = {
-    "smoke": Settings((Case("MLP 64", 8, 2, 12, 20),), (0.1, 1.0, 2), (1e-3, 1e-2, 1), (0.01,)),
+    "smoke": Settings((Case("MLP 64", 8, 2, 12, 20),), (0.1, 1.0, 2), decays=()),
     "cpu": Settings((
         Case("MLP 64", 8, 10, 150, 300),
         Case("digits-resnet", 8, 5, 150, 300),
