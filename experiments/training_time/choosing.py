@@ -20,9 +20,8 @@ from experiments import cuts
 from experiments.bench.races import steps_to
 from experiments.store import Pieces, runner
 from experiments.training_time.comparison import COLORS
-from experiments.training_time.price import Case, job
-from jaxttp import grid, predict_training_time, race, sweep, train
-from jaxttp.ntk import ClassSketched
+from experiments.training_time.price import Case, job, largest_rate
+from jaxttp import grid, race, sweep, train
 from jaxttp.plots import tidy
 
 CLAIM = {
@@ -42,7 +41,7 @@ class Settings:
         cases: networks, data and horizons.
         descent: lowest and highest rate over the largest stable one, and how many.
         adamw: lowest and highest rate of AdamW, and how many.
-        decays: weight decays of AdamW.
+        decays: weight decays of AdamW; none for gradient descent alone.
     """
 
     cases: tuple[Case, ...] = cuts.each()
@@ -101,23 +100,20 @@ run = runner(pieces, Result)
 
 def _choose(case: Case, settings: Settings) -> dict[str, Chosen]:
     model, x, y = job(case)
-    limit = predict_training_time(
-        *model, x, y, learning_rate=1e-6, steps=1, relinearize=0, progress=False,
-        kernel=ClassSketched(jax.random.key(0)),
-    ).max_learning_rate  # fmt: skip
-    rates = (np.geomspace(*settings.descent) * limit).tolist()
+    rates = np.geomspace(*settings.descent) * largest_rate(model, x, y)
     descent = grid(learning_rate=rates, momentum=(0.0, 0.9), steps=case.steps)
-    adamw = [
-        grid(learning_rate=np.geomspace(*settings.adamw).tolist(), algorithm="adamw",
-             weight_decay=decay, steps=case.steps)
-        for decay in settings.decays
-    ]  # fmt: skip
-    choices = (*descent, *(one for some in adamw for one in some))
-    how: dict[str, Any] = {"loss": "cross_entropy"}
+    choices = descent
+    if settings.decays:
+        rates = np.geomspace(*settings.adamw)
+        choices += grid(
+            algorithm="adamw", weight_decay=settings.decays, learning_rate=rates, steps=case.steps
+        )
     jax.clear_caches()
     runs = [
-        train(*model, x, y, optimizer=one.optimizer(), steps=case.steps, **how) for one in choices
-    ]
+        train(
+            *model, x, y, loss="cross_entropy", optimizer=one.optimizer(), steps=case.steps
+        ) for one in choices
+    ]  # fmt: skip
     curves = [np.asarray(one.loss) for one in runs]
     lowest = min(curve[-1] for curve in curves if np.isfinite(curve[-1]))
     target = float(lowest + REMAINING * (curves[0][0] - lowest))

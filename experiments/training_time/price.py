@@ -221,14 +221,19 @@ def job(case: Case) -> tuple[Any, np.ndarray, np.ndarray]:
     return from_nnx(module), x, y
 
 
+def largest_rate(model: Any, x: Any, y: Any) -> float:
+    """The largest stable rate of gradient descent before training, by a class sketch."""
+    return predict_training_time(
+        *model, x, y, learning_rate=1e-6, steps=1, relinearize=0, progress=False,
+        kernel=ClassSketched(jax.random.key(0)),
+    ).max_learning_rate  # fmt: skip
+
+
 def _optimizer(case: Case, model: Any, x: Any, y: Any) -> optax.GradientTransformation:
     """SGD at 0.1 of the largest stable rate, AdamW at 1e-3."""
     if case.optimizer == "adamw":
         return optax.adamw(1e-3)
-    limit = predict_training_time(
-        *model, x, y, learning_rate=1e-6, steps=1, relinearize=0, progress=False,
-        kernel=ClassSketched(jax.random.key(0)),
-    ).max_learning_rate  # fmt: skip
+    limit = largest_rate(model, x, y)
     if case.optimizer == "momentum":
         return optax.sgd(0.01 * limit, 0.9)
     return optax.sgd(0.1 * limit)
