@@ -43,7 +43,7 @@ LOSS = "cross_entropy"
 class AccuracySettings:
     """What to measure: from every list of ways to train, each task takes every `stride`-th.
 
-    `paper` is whether Algorithm 1 is run, too.
+    `paper` is whether Algorithm 1 is run, too; `budgets` are fractions of the training's FLOPs.
     """
 
     tasks: tuple[str, ...] = tuple(REPORTED)
@@ -60,6 +60,7 @@ class AccuracySettings:
     projections: int = 1000
     paths: int = 8
     paper: bool = True
+    budgets: tuple[float, ...] = ()
 
 
 PRESETS = {
@@ -155,6 +156,8 @@ def measure(run: Run, settings: AccuracySettings) -> Row:
             found["budget=inf"] = _predicted(job, run, settings, eta, rebuilds, budget=math.inf)
         else:
             found[f"{rebuilds} rebuilt"] = _predicted(job, run, settings, eta, rebuilds)
+    for budget in settings.budgets:
+        found[f"budget={budget:g}"] = _predicted(job, run, settings, eta, "auto", budget=budget)
     if settings.paper:
         found["Algorithm 1"] = _algorithm_1(job, run, settings, eta)
     return out | {"forecasts": found}
@@ -231,10 +234,14 @@ def main() -> None:
     command = parser(MODULE, __doc__, PRESETS)
     command.add_argument("--report", action="store_true", help="print the tables, measure nothing")
     command.add_argument("--few", action="store_true", help="one kernel and the default alone")
+    command.add_argument("--steps", type=int, default=150, help="of every run")
+    command.add_argument("--budgets", type=float, nargs="*", default=(), help="of more forecasts")
     options = command.parse_args()
+    more = {"steps": options.steps, "budgets": tuple(options.budgets)}
     settings, store = PRESETS[options.preset], store_of(MODULE, options)
     if options.few:
         settings = dataclasses.replace(settings, rebuilds=("auto",), paper=False)
+    settings = dataclasses.replace(settings, **more)
     print(report(load(store) if options.report else run_all(settings, store, options.minutes)))
 
 

@@ -8,6 +8,7 @@ those of one step times the horizon, and the forecast's error is not known.
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -121,6 +122,7 @@ class Found:
         run: of the forecast, without compilation.
         compiling: seconds of compilation in the first call.
         expected: estimated seconds of the training, before it.
+        expected_run: of the forecast, likewise.
         operations: FLOPs of the forecast over those of the training.
         kernels: built.
         warned: whether the forecast has a warning.
@@ -135,6 +137,7 @@ class Found:
     run: float
     compiling: float
     expected: float
+    expected_run: float
     operations: float
     kernels: int
     warned: bool
@@ -166,19 +169,35 @@ run = runner(pieces, Result)
 
 
 def _measure(case: Case, longest: float) -> Found:
-    model, *everything = job(case)
-    x, y = (rows[: case.samples] for rows in everything)
+    model, *whole = job(case)
+    x, y = (rows[: case.samples] for rows in whole)
+    return measure_case(case, model, whole, _optimizer(case, model, x, y), longest)
+
+
+def measure_case(
+    case: Case, model: Any, whole: Sequence[Any], optimizer: Any, longest: float
+) -> Found:
+    """Two forecasts of a training, the first with its compilation, and the training.
+
+    Args:
+        case: describes the training.
+        model: the network before training.
+        whole: samples and labels of the training, of which the forecast sees N.
+        optimizer: of optax.
+        longest: seconds of the longest training that is run.
+    """
+    x, y = (rows[: case.samples] for rows in whole)
     key = None if case.batch_size is None else jax.random.key(50)
     how: dict[str, Any] = {"loss": "cross_entropy", "batch_size": case.batch_size}
-    how["optimizer"] = _optimizer(case, model, x, y)
+    how["optimizer"] = optimizer
     ahead = how | {"steps": case.steps, "key": key, "progress": False, "total_samples": case.total}
     first = predict_training_time(*model, x, y, **ahead)
     again = predict_training_time(*model, x, y, **ahead)
-    training = case.steps * time_step(*model, *everything, **how).seconds
+    training = case.steps * time_step(*model, *whole, **how).seconds
     errors, end = (), float("nan")
     if training < longest:
         another = None if key is None else jax.random.key(11)
-        real = train(*model, *everything, steps=case.steps, key=another, **how)
+        real = train(*model, *whole, steps=case.steps, key=another, **how)
         training = real.seconds
         times = [_times(one.read(THRESHOLDS), case.steps) for one in (real, again)]
         errors = tuple(np.abs(times[1] - times[0]).tolist())
@@ -188,8 +207,8 @@ def _measure(case: Case, longest: float) -> Found:
     return Found(
         case, sum(leaf.size for leaf in jax.tree.leaves(model.params)), training, cost.seconds,
         first.cost.compile_seconds, float(first.cost.training_seconds or 0.0),
-        cost.operations / cost.training_operations, cost.kernels, again.warnings is not None,
-        errors, end,
+        float(first.cost.estimated_seconds or 0.0), cost.operations / cost.training_operations,
+        cost.kernels, again.warnings is not None, errors, end,
     )  # fmt: skip
 
 
@@ -282,8 +301,8 @@ def measure(result: Result) -> dict[str, list[str]]:
             errors += f"{found.end:.0%} of the loss decrease"
         lines.append(
             f"{name} ({found.weights:.2g} weights): training {found.training:.3g} s (estimated "
-            f"{found.expected:.3g} s), forecast {found.run:.3g} s + {found.compiling:.3g} s of "
-            f"compilation; FLOPs, forecast / training {found.operations:.2g}; {found.kernels} "
+            f"{found.expected:.3g} s), forecast {found.run:.3g} s (estimated "
+            f"{found.expected_run:.3g} s) + {found.compiling:.3g} s of compilation; FLOPs, forecast / training {found.operations:.2g}; {found.kernels} "
             f"kernels; {errors}{'; warned' if found.warned else ''}"
         )
     return {"ours-price": lines}

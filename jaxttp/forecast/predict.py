@@ -217,6 +217,7 @@ def predict_training_time(  # noqa: PLR0913
     cost = dataclasses.replace(
         result.cost, seconds=watch.run_seconds, compile_seconds=watch.compile_seconds,
         training_seconds=seconds and seconds.training,
+        estimated_seconds=seconds and seconds.forecast,
     )  # fmt: skip
     return dataclasses.replace(result, cost=cost, plan=message)
 

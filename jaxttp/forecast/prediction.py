@@ -37,6 +37,7 @@ class Cost:
         operations: FLOPs, see `jaxttp.forecast.cost`.
         training_operations: FLOPs of the predicted training run.
         training_seconds: estimated for this machine, without compilation; None where it is not.
+        estimated_seconds: the estimate of `seconds`, likewise.
     """
 
     kernels: int
@@ -46,8 +47,16 @@ class Cost:
     operations: float
     training_operations: float
     training_seconds: float | None = None
+    estimated_seconds: float | None = None
 
     plot, _repr_html_, __repr__ = RESULT
+
+    @property
+    def ratio(self) -> tuple[float, str]:
+        """The forecast's FLOPs or seconds over the training's, the larger one, and its unit."""
+        in_flops = self.operations / max(self.training_operations, 1.0)
+        in_seconds = self.seconds / self.training_seconds if self.training_seconds else 0.0
+        return max((in_flops, "FLOPs"), (in_seconds, "seconds"))
 
     def __str__(self) -> str:
         kernels = "1 kernel" if self.kernels == 1 else f"{self.kernels} kernels"
@@ -268,9 +277,10 @@ class Prediction:
         if total := self.hyperparameters.get("total_samples"):
             head += f", for {total:,} samples, read off {self.outputs.shape[1]:,}"
         lines = [head]
-        if self.cost.operations > 0.5 * self.cost.training_operations:
-            ratio = fraction_of(self.cost.operations, self.cost.training_operations)
-            lines.append(f"  train instead: this forecast took {ratio} the training's FLOPs")
+        ratio, unit = self.cost.ratio
+        if ratio > 0.5:
+            taken = f"this forecast took {fraction_of(ratio, 1.0)} the training's {unit}"
+            lines.append(f"  train instead: {taken}")
         if self.warnings is not None:
             lines.append(wrapped(f"  warning: {self.warnings}", 4))
         labels = {e: target_label(e, self.rule, self.metric) for e in self.steps}

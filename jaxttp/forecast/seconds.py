@@ -65,7 +65,8 @@ class Seconds(NamedTuple):
         training, total, compiling = map(readable_time, (self.training, self.total, self.compiling))
         text = f"training about {training}, forecast about {total}"
         text += f", {compiling} of it compiling" if self.compiling > 0.1 * self.total else ""
-        return f"{text}; training costs less" if self.training < self.total else text
+        less = "less" if self.training < self.total else "less than twice as much"
+        return f"{text}; training costs {less}" if self.training < 2 * self.total else text
 
 
 def estimate_seconds(
