@@ -72,7 +72,7 @@ def table_of_ones_own() -> tuple[Any, Any, Any]:
 
 def equinox_mlp() -> tuple[Any, Any, Any]:
     """A tanh MLP on 400 digits."""
-    model, *data = job(Case("MLP 64", 8, 10, 400))
+    _, *data = job(Case("MLP 64", 8, 10, 400))
     module = eqx.nn.MLP(64, 10, 128, 2, activation=jax.nn.tanh, key=jax.random.key(1))
     return from_equinox(module), *data
 

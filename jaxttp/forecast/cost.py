@@ -127,6 +127,7 @@ class CostModel:
         exact_passes: the same with exact kernels.
         memories: factor of the passes with optimizer memory (a velocity).
         exact_memories: the same with exact kernels.
+        scaled_passes: passes for each kernel of a preconditioned network.
         runs: of the recursion over the horizon for each kernel.
         parts: runs of samples and halves where larger data are forecast on one kernel.
         cache: outputs N C above which steps of a recursion are bound by memory.
@@ -157,6 +158,7 @@ class CostModel:
     exact_passes: float = 3.1
     memories: float = 1.3
     exact_memories: float = 1.1
+    scaled_passes: float = 10.0
     runs: float = 1.5
     parts: float = 3.5
     cache: int = 3000
@@ -251,14 +253,13 @@ def plan_forecast(
     else:
         kernels = [kernel] if kernel is not None else _kernels(problem, key)
     samples = dynamics.trained_samples(problem)
-    plans = []  # the most accurate one first
-    for estimator in kernels:
-        price = Price.of(problem, descent, estimator, samples, is_scaled=is_scaled)
-        plans += [_plan(dynamics, problem, descent, price, estimator, most) for most in rebuilds]
-    training = plans[0].training
     if budget == "auto":
         budget = MODEL.fraction if free else math.inf
-    limit = float(budget) * training
+    plans, limit = [], math.inf  # the most accurate one first
+    for estimator in kernels:
+        price = Price.of(problem, descent, estimator, samples, is_scaled=is_scaled)
+        limit, parts = float(budget) * price.training, (problem, descent, price, estimator)
+        plans += [_plan(dynamics, *parts, most, limit) for most in rebuilds]
     # Class sketches are less accurate at the stiffest modes, on which the growth of mini-batch
     # noise depends: with mini-batches they are a last resort.
     finer = [p for p in plans if not isinstance(p.kernel, ClassSketched)]
@@ -340,6 +341,7 @@ def _plan(
     price: Price,
     kernel: KernelEstimator,
     most: int | None,
+    limit: float,
 ) -> ForecastPlan:
     """The plan with these kernels and at most `most` rebuilds; by the dynamics' own when None."""
     is_scaled, is_exact = isinstance(dynamics, Scaled), isinstance(kernel, Exact)
@@ -355,25 +357,32 @@ def _plan(
         passes = 0.0 if problem.is_linear and is_exact else passes_asked(samples)
         built, counts = 1, MOST if problem.is_linear else 0
     else:
-        built = most + 1
+        built, copies = most + 1, 1
+        if is_scaled:  # the halves, and the whole by full batches, are followed with as many
+            copies = 2 if descent.batch_size is None else 3
+        built *= copies
         passes, memories = MODEL.passes, MODEL.memories
-        if is_exact:
+        if center_of(dynamics).is_scaled:
+            passes, memories = MODEL.scaled_passes, 1.0
+        elif is_exact:
             passes, memories = MODEL.exact_passes, MODEL.exact_memories
         if not descent.is_plain or descent.momentum:
             passes *= memories
-        if is_scaled:  # the halves, and the whole by full batches, are followed with as many
-            built *= 2 if descent.batch_size is None else 3
-        passes, runs = int(passes * built), MODEL.runs * built
-        center, counts = center_of(dynamics), most
-        if center.rebuilds == "auto":
-            dynamics = _with_center(dynamics, dataclasses.replace(center, most=most))
+        passes = int(passes * built)
+        runs, counts = MODEL.runs * built, most
     products, others = runs * descent.steps, 0.0
     if problem.f0.size > MODEL.cache:
         others = MODEL.vectors * problem.f0.size * products
         products *= MODEL.reading
-    cost = price.forecast(built, passes, int(products)) + others
+    others += price.forecast(built, 0, int(products))
+    cost = with_test * (others + passes * price.whole_pass)
+    if most and center_of(dynamics).rebuilds == "auto":
+        unit = with_test * price.whole_pass
+        bound = max(limit, cost) / unit / copies, others / price.whole_pass / built
+        center = dataclasses.replace(center_of(dynamics), most=most, products=bound)
+        dynamics = _with_center(dynamics, center)
     error = expected_error(counts, kernel, descent.steps)
-    return ForecastPlan(dynamics, kernel, cost * with_test, error, price.training, built)
+    return ForecastPlan(dynamics, kernel, cost, error, price.training, built)
 
 
 def suited(dynamics: Dynamics, problem: Problem) -> Dynamics:

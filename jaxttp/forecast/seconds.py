@@ -16,7 +16,7 @@ import jax
 from jaxttp._core.progress import SHORT, readable_time
 from jaxttp._core.types import Progress, take
 from jaxttp.dynamics._network import outputs_and_pull
-from jaxttp.forecast.cost import STEP, ForecastPlan, is_rebuilt
+from jaxttp.forecast.cost import STEP, ForecastPlan, center_of, is_rebuilt
 from jaxttp.forecast.problem import Problem
 from jaxttp.forecast.uncertainty import sampled
 from jaxttp.ntk.estimators import plan_of
@@ -24,18 +24,21 @@ from jaxttp.ntk.estimators import plan_of
 
 @dataclasses.dataclass(frozen=True)
 class SpeedModel:
-    """Constants of the estimates, from 18 trainings on two cores (MLPs, CNNs, ResNets, a ViT).
+    """Constants of the estimates, from 15 trainings on two cores (MLPs, ResNets, a ViT).
 
     Attributes:
         dispatch: seconds to start a step.
-        forecast: speed of a forecast, in planned FLOPs a second, over that of a gradient. Plans are
-            upper bounds, of which forecasts take about two thirds.
+        forecast: FLOPs a second of a forecast over those of a gradient.
+        scaled: the same for preconditioned networks.
+        built: kernels that a forecast builds if the plan allows more; twice as many for those.
         kernel: seconds that every kernel takes besides.
         compiling: compilation of a forecast over that of the forward pass.
     """
 
     dispatch: float = 5e-5
     forecast: float = 1.1
+    scaled: float = 0.4
+    built: int = 11
     kernel: float = 0.05
     compiling: float = 20.0
 
@@ -96,7 +99,10 @@ def estimate_seconds(
     flops = STEP * plan_of(problem.whole or problem).forward * rows
     a_flop = min(timeit.repeat(compute, number=1, repeat=3)) / flops
     training = plan.training * a_flop + steps * SPEED.dispatch
-    forecast = forecasts * plan.operations * a_flop / SPEED.forecast + SPEED.kernel * plan.kernels
+    is_scaled = center_of(plan.dynamics).is_scaled
+    built = min(plan.kernels, SPEED.built * (2 if is_scaled else 1))
+    speed = (SPEED.scaled if is_scaled else SPEED.forecast) * plan.kernels / built
+    forecast = forecasts * plan.operations * a_flop / speed + SPEED.kernel * built
     return Seconds(trainings * training, forecast, SPEED.compiling * compile_seconds)
 
 

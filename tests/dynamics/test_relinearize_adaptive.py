@@ -116,6 +116,17 @@ def test_segments_by_error_shrink_with_it():
     assert again.propose(1, 8, np.maximum(PATH - 0.1, 0)).end == 10  # the last kernel
 
 
+def test_kernels_are_as_many_as_their_products_allow():
+    controller = Controller(100, 16, 0.02, products=60.0, kernel=2.0)
+    start, kernels, products, path = 0, 1, 1, np.linspace(0.0, 1.0, 101)
+    while start < 100:
+        rest = np.maximum(path - path[start], 0.0)
+        proposal = controller.propose(start, kernels, rest, products)
+        controller = controller.learn(proposal, 0.02, is_taken=True)
+        start, kernels, products = proposal.end, kernels + 1, products + 6
+    assert kernels == 8  # 8 x 2 + 1 + 7 x 6 = 59
+
+
 def test_the_last_kernel_reaches_the_horizon_whatever_its_error():
     """Also where the rest of the path is longer, by a rounding, than the least that is asked for.
 

@@ -119,7 +119,7 @@ def test_kernels_to_choose_from(model):
 
 
 def test_class_sketches_are_a_last_resort_with_batches(model):
-    model(widths=(16,), per_class=1, cache=0)
+    model(widths=(16,), per_class=1, cache=0, vectors=0.0)
     batches = descent(batch_size=8, key=KEY)
     assert isinstance(plan_forecast(Relinearized(), problem(), batches).kernel, ClassSketched)
     chosen = plan_forecast(Relinearized(), problem(), batches, budget=30).kernel

@@ -10,6 +10,7 @@ segment's end that more segments would not reduce.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -61,6 +62,7 @@ def relinearized_recursion(  # noqa: PLR0913
     rebuilds: int | str | tuple[int, ...],
     tolerance: float = 0.02,
     max_rebuilds: int = 16,
+    max_products: tuple[float, float] = (math.inf, 0.0),
     batch_size: int | None = None,
     key: Array | None = None,
     protocol: str = "epochs",
@@ -92,6 +94,8 @@ def relinearized_recursion(  # noqa: PLR0913
             of one segment, as a fraction of the loss decrease. It bounds the error of FIRST order;
             the corrected curve is more accurate.
         max_rebuilds: for "auto", no more kernels than that after the first.
+        max_products: for "auto", no more Jacobian products than the first number, of which each
+            kernel counts for the second one. By what kernels took so far, fewer are built.
         batch_size: samples a step; all of them when None. The path follows exactly the batches
             drawn with the key.
         key: a `jax.random.key`, needed with `batch_size`.
@@ -140,6 +144,8 @@ def relinearized_recursion(  # noqa: PLR0913
     x = check_samples("x", x)
     params, x, x_test = promote_all(params, x, x_test)
     controller = Controller.of(rebuilds, steps, tolerance, max_rebuilds)
+    products, a_kernel = max_products
+    controller = dataclasses.replace(controller, products=products, kernel=a_kernel)
     if (x_test is None) != (kernel_test_fn is None):
         raise ValueError("x_test and kernel_test_fn belong together: give both or neither.")
     outputs, pull, push = compile_network(apply_fn)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -74,6 +75,8 @@ class Controller:
         latest: its last step at most.
         sign_step: the end of the first segment behind a diagonal of past gradients: the first step
             that moves the weights goes along the gradient's signs. None for others.
+        products: Jacobian products at most,
+        kernel: of which every kernel counts for so many.
     """
 
     steps: int
@@ -83,6 +86,8 @@ class Controller:
     length: float | None = None
     latest: int | None = None
     sign_step: int | None = None
+    products: float = math.inf
+    kernel: float = 0.0
 
     @classmethod
     def of(cls, rebuilds: Any, steps: int, tolerance: Any, most: Any) -> "Controller":
@@ -104,13 +109,14 @@ class Controller:
             return cls(steps, len(rebuilds), ends=rebuilds)
         return cls(steps, min(check_integer("rebuilds", rebuilds, at_least=1), steps))
 
-    def propose(self, start: int, kernels: int, path: np.ndarray) -> Proposal:
+    def propose(self, start: int, kernels: int, path: np.ndarray, products: int = 0) -> Proposal:
         """The next segment.
 
         Args:
             start: its first step.
             kernels: built so far.
             path: the predicted length of the path from `start` up to every step (T + 1,).
+            products: computed so far.
         """
         if self.ends is not None:
             end = min(end for end in self.ends if end > start)
@@ -118,12 +124,17 @@ class Controller:
         # Segment k of K ends at (k/K)^spacing of the path, not at equal lengths. The next segment's
         # length by this rule is the least: with shorter ones the kernels that are left would not
         # reach the horizon.
-        used = min(kernels - 1, self.budget - 1) / self.budget
-        begun, after = used**CONTROLS.spacing, (used + 1 / self.budget) ** CONTROLS.spacing
+        budget = self.budget
+        if kernels > 1 and self.products < math.inf:
+            a_kernel = products / kernels + self.kernel
+            left = (self.products - products - self.kernel * kernels) / a_kernel
+            budget = min(budget, kernels - 1 + max(int(left), 1))
+        used = min(kernels - 1, budget - 1) / budget
+        begun, after = used**CONTROLS.spacing, (used + 1 / budget) ** CONTROLS.spacing
         least = path[-1] * (after - begun) / (1 - begun)
         length, latest = least, self.steps if self.latest is None else self.latest
         if self.tolerance is None:
-            latest = self.steps - max(self.budget - kernels, 0)
+            latest = self.steps - max(budget - kernels, 0)
         else:
             target = CONTROLS.first * path[-1] if self.length is None else self.length
             length = max(target, least)
@@ -133,7 +144,7 @@ class Controller:
         if is_first:
             end = int(self.sign_step or 0)
         is_last = (
-            kernels >= self.budget and not is_first
+            kernels >= budget and not is_first
         )  # the horizon has to be reached, with any error
         if is_last:
             end = self.steps

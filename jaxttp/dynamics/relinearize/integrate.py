@@ -166,7 +166,8 @@ def integrate(
     rejected, frozen_from, edge_at = 0, -1, -1
     ahead = predict(setup, state)
     while path.state.step < setup.steps:
-        proposal = controller.propose(path.state.step, setup.costs.kernels, ahead.path)
+        costs = setup.costs
+        proposal = controller.propose(path.state.step, costs.kernels, ahead.path, costs.products)
         report(setup.costs.kernels, controller.budget + 1)
         taken = step(setup, path.state, ahead, proposal.end, proposal.limit)
         is_rejected = taken.outcome is Outcome.REJECTED

@@ -509,6 +509,7 @@ def _far_scaling(
     assert setup.squares is not None
     assert state.scaling is not None
     squares = setup.squares(point, f)
+    setup.costs.products += 1 if setup.indices is None else 2
     sizes = np.asarray(_gradient_sizes(train, setup.targets, setup.loss), np.float64)
     first, last = sizes[state.step], sizes[end]
     # Squares of gradients follow those of the outputs' gradients between both ends.

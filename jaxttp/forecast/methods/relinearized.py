@@ -32,6 +32,7 @@ class Relinearized(Dynamics):
         tolerance: for "auto", see `relinearized_recursion`; None for 0.02 up to 300 steps, and
             inversely proportional to the steps beyond (0.01 for 600).
         most: for "auto", the most kernels after the first; segments are longer where it binds.
+        products: for "auto", the most Jacobian products, and how many a kernel counts for.
 
     Raises:
         ValueError: numbers out of range.
@@ -44,6 +45,9 @@ class Relinearized(Dynamics):
     rebuilds: int | str = "auto"
     tolerance: float | None = None
     most: int = MOST
+    products: tuple[float, float] = dataclasses.field(
+        default=(math.inf, 0.0), repr=False, compare=False
+    )
     name = "recursion"
     by_products = True
     is_judged_by_loss = True
@@ -74,7 +78,8 @@ class Relinearized(Dynamics):
             problem.network, problem.weights, problem.x, problem.targets, loss=problem.loss,
             steps=descent.steps, optimizer=self.optimizer_of(descent, problem.weights),
             **descent.batches,
-            tolerance=tolerance, max_rebuilds=self.most, rebuilds=self.rebuilds,
+            tolerance=tolerance, max_rebuilds=self.most, max_products=self.products,
+            rebuilds=self.rebuilds,
             x_test=problem.x_test, **self.kernel_functions(linearizer),
             progress=lambda done, total: linearizer.report("kernels", done, total),
         )  # fmt: skip
