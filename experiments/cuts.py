@@ -47,11 +47,6 @@ def first(default: Any = NONE) -> Any:
     return _field(lambda value, _small, _part: value[:1], default)
 
 
-def shortest(default: Any = NONE) -> Any:
-    """Of a grid of numbers of steps one step."""
-    return _field(lambda _value, _small, _part: (1,), default)
-
-
 def few(most: int, default: Any = NONE, *, otherwise: str | None = None) -> Any:
     """At most so many in a run of few samples; of a grid one value, as ever.
 

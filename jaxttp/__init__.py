@@ -17,7 +17,7 @@ How many steps will training take?             `predict_training_time`
 ... from which of several starting points?     `compare`, each a `Candidate`
 ... the same, by a few trained steps?          `race_starts`
 ... now that it has begun?                     `Online`, a callback of `train`
-... in seconds, and in money?                  `wall_clock`; `time_step` measures one step
+... in seconds?                                `wall_clock`; `time_step` measures one step
 What would really happen?                      `train`
 When is a curve there?                         `training_time`, and `read` of every result
 ... a loss or an error to get below            `Target`

@@ -40,7 +40,7 @@ def test_settings_have_one_name():
     told = {"verify", "seconds", *_options.OUTPUT}
     fields = inspect.signature(Settings).parameters
     assert set(SHARED) - told <= set(fields)
-    assert set(fields) - set(SHARED) == {"sketch_dim", "head_scale"}
+    assert set(fields) - set(SHARED) == {"sketch_dim"}
 
 
 @pytest.mark.parametrize("command", COMMANDS)

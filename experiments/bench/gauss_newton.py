@@ -70,14 +70,6 @@ def step_functions(
     return functions
 
 
-def step_costs(
-    samples: int, half: int, width: int, blocks: int, repeats: int = 5
-) -> dict[str, float]:
-    """CPU seconds of a step of each optimiser."""
-    found = in_turn(step_functions(samples, half, width, blocks), repeats)
-    return {name: timing.cpu for name, timing in found.items()}
-
-
 def steps() -> Iterator[Row]:
     """A step of each optimiser."""
     found = in_turn(step_functions())

@@ -1,14 +1,13 @@
 """What forecasts cost: the map of `ours-price` as tables, and the quick-starts of the guides.
 
-    python -m experiments.bench.price [--store FILE]
+    python -m experiments.bench.price
 
 The map is read from the gallery's results, which `python -m experiments run ours-price --gallery`
-measures. The quick-starts are measured here, the same way; PyTorch's and Keras's need the extras.
+measures. The quick-starts are measured here, the same way; two need the extras
+`torch` and `keras`.
 The last line of every table is that of the estimates: how many are within a factor of 1.7.
 """
 
-import dataclasses
-import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +19,7 @@ import numpy as np
 import optax
 from flax import nnx
 
-from experiments.bench.harness import Row, go_on, head, line, parser, store_of
+from experiments.bench.harness import head, line
 from experiments.harness import GALLERY
 from experiments.store import Store
 from experiments.training_time.price import PRESETS, Case, Found, job, measure_case
@@ -29,31 +28,14 @@ from jaxttp import from_equinox, from_keras, from_nnx, from_torch
 from jaxttp.data import load_dataset
 from jaxttp.models import MLP
 
-MODULE = "experiments.bench.price"
 FACTOR = 1.7
 SHOWN = (5, 10, 12, 15, 17)
 """Cases of the map that README shows."""
-NAMES = ("MLP, 400,000", "ResNet, 77,000, 8 px", "the same, 32 px", "ResNet20, 32 px",
-         "ResNet-18, 32 px")  # fmt: skip
 COLUMNS = (
     "network", "pixels", "C", "N", "optimizer", "batch", "T", "training, s (estimated)",
     "forecast, s (estimated; compile)", "FLOPs, forecast / training", "kernels",
     "error of times, steps", "warned",
 )  # fmt: skip
-
-
-class Convolutional(nnx.Module):
-    """Two convolutions, the mean over pixels, and a head, as in a tutorial of Flax."""
-
-    def __init__(self, rngs: nnx.Rngs) -> None:
-        self.first = nnx.Conv(1, 16, (3, 3), rngs=rngs)
-        self.second = nnx.Conv(16, 32, (3, 3), strides=2, rngs=rngs)
-        self.head = nnx.Linear(32, 10, rngs=rngs)
-
-    def __call__(self, x: Any) -> Any:
-        """Images (N, 8, 8, 1) -> outputs (N, 10)."""
-        x = nnx.relu(self.second(nnx.relu(self.first(x))))
-        return self.head(x.mean((1, 2)))
 
 
 def readme() -> tuple[Any, Any, Any]:
@@ -77,10 +59,16 @@ def equinox_mlp() -> tuple[Any, Any, Any]:
     return from_equinox(module), *data
 
 
-def convolutional(images: int) -> tuple[Any, Any, Any]:
-    """A small network of Flax on digits."""
-    _, *data = job(Case("digits-resnet", 8, 10, images))
-    return from_nnx(Convolutional(nnx.Rngs(0))), *data
+def convolutional() -> tuple[Any, Any, Any]:
+    """A small network of Flax on 500 digits."""
+    _, *data = job(Case("digits-resnet", 8, 10, 500))
+    rngs = nnx.Rngs(0)
+    module = nnx.Sequential(
+        nnx.Conv(1, 16, (3, 3), rngs=rngs), nnx.relu,
+        nnx.Conv(16, 32, (3, 3), strides=2, rngs=rngs), nnx.relu,
+        lambda x: x.mean((1, 2)), nnx.Linear(32, 10, rngs=rngs),
+    )  # fmt: skip
+    return from_nnx(module), *data
 
 
 def torch_cnn() -> tuple[Any, Any, Any]:
@@ -113,45 +101,39 @@ def efficientnet() -> tuple[Any, Any, Any]:
 STARTS: tuple[tuple[Case, Any, Callable[[], tuple[Any, Any, Any]]], ...] = (
     (Case("README", 0, 2, 60, 150, None, "momentum"), optax.sgd(0.3, 0.9), readme),
     (Case("own table", 0, 3, 90, 150), optax.sgd(0.1), table_of_ones_own),
-    (Case("NNX CNN", 8, 10, 500, 300, 64, "adamw"), optax.adamw(1e-3),
-     functools.partial(convolutional, 500)),
+    (Case("NNX CNN", 8, 10, 500, 300, 64, "adamw"), optax.adamw(1e-3), convolutional),
     (Case("Equinox MLP", 8, 10, 400, 500), optax.sgd(0.1), equinox_mlp),
     (Case("torch CNN", 8, 10, 300, 300, None, "momentum"), optax.sgd(0.05, 0.9), torch_cnn),
     (Case("EfficientNet-B0", 32, 2, 64, 40), optax.sgd(0.01), efficientnet),
 )  # fmt: skip
 
 
-def measure(case: Case, optimizer: Any, make: Callable[[], tuple[Any, Any, Any]]) -> Row:
-    """Plain values of a quick-start; why it was left out where its package is absent."""
-    try:
-        model, *data = make()
-    except ImportError as error:
-        return {"name": str(case), "failed": str(error)}
-    found = measure_case(case, model, data, optimizer, PRESETS["cpu"].longest)
-    return {"name": str(case), "found": dataclasses.asdict(found)}
-
-
 def cells(found: Found) -> list[str]:
     """A row of the table."""
-    case, errors = found.case, " / ".join(map(str, found.errors)) or "-"
-    samples = f"{case.samples}" + ("" if case.total is None else f" of {case.total}")
+    case, samples = found.case, str(found.case.samples)
+    samples += "" if case.total is None else f" of {case.total}"
     return [
         case.network, str(case.pixels or "-"), str(case.classes), samples, case.optimizer,
         str(case.batch_size or "all"), str(case.steps),
         f"{found.training:.2g} ({found.expected:.2g})",
         f"{found.run:.2g} ({found.expected_run:.2g}; {found.compiling:.2g})",
-        f"{found.operations:.2g}", str(found.kernels), errors, "yes" if found.warned else "no",
+        f"{found.operations:.2g}", str(found.kernels), errors(found),
+        "yes" if found.warned else "no",
     ]  # fmt: skip
+
+
+def errors(found: Found) -> str:
+    """Of the times, in steps."""
+    return " / ".join(map(str, found.errors)) or "-"
 
 
 def table(rows: list[Found]) -> str:
     """All rows, and how many estimates are near."""
-    pairs = (
-        [(found.expected, found.training) for found in rows],
-        [(found.expected_run, found.run) for found in rows if found.expected_run],
-    )
-    near = [f"{sum(max(a / b, b / a) <= FACTOR for a, b in some)} of {len(some)}" for some in pairs]
-    last = [f"estimates within {FACTOR}", *[""] * 6, *near, *[""] * 4]
+    trainings = [found.expected / found.training for found in rows]
+    runs = [found.expected_run / found.run for found in rows]
+    near = [sum(1 / FACTOR <= r <= FACTOR for r in ratios) for ratios in (trainings, runs)]
+    counts = [f"{count} of {len(rows)}" for count in near]
+    last = [f"estimates within {FACTOR}", *[""] * 6, *counts, *[""] * 4]
     return "\n".join([head(COLUMNS), *map(line, map(cells, rows)), line(last)])
 
 
@@ -160,29 +142,24 @@ def selection(rows: list[Found]) -> str:
     columns = ("network", "C", "optimizer, batch", "steps", "training, s", "forecast, s (compile)",
                "error of times, steps")  # fmt: skip
     lines = [head(columns)]
-    for name, found in zip(NAMES, (rows[i] for i in SHOWN), strict=True):
-        case, errors = found.case, " / ".join(map(str, found.errors)) or "-"
-        batch = f"{case.optimizer}, {case.batch_size or 'all'}"
-        forecast = f"{found.run:.2g} ({found.compiling:.2g})"
-        lines.append(
-            line((name, case.classes, batch, case.steps, f"{found.training:.2g}", forecast, errors))
-        )
+    for found in (rows[i] for i in SHOWN):
+        network, pixels, classes, _, optimizer, batch, steps, *_ = cells(found)
+        times = f"{found.training:.2g}", f"{found.run:.2g} ({found.compiling:.2g})"
+        name = f"{network}, {pixels} px"
+        lines.append(line((name, classes, f"{optimizer}, {batch}", steps, *times, errors(found))))
     return "\n".join(lines)
 
 
 def main() -> None:
     """Print the tables."""
-    store = store_of(MODULE, parser(MODULE, __doc__).parse_args())
     settings, folder = PRESETS["cpu"], Path(GALLERY) / "results/ours-price/cpu"
     found = run_map(settings, Store(folder, settings=settings, read_only=True)).found
-    rows = list(found.values())
-    print(f"{table(rows)}\n\n{selection(rows)}\n")
-    starts = go_on(store, ((str(start[0]), functools.partial(measure, *start)) for start in STARTS))
-    for row in starts:
-        print(f"{row['name']}: {row['failed']}" if "failed" in row else "", end="")
-    measured = [Found(Case(**row["found"].pop("case")), **row["found"]) for row in starts
-                if "found" in row]  # fmt: skip
-    print(f"\n{table(measured)}")
+    print(f"{table(list(found.values()))}\n\n{selection(list(found.values()))}")
+    rows = []
+    for case, optimizer, make in STARTS:
+        model, *data = make()
+        rows.append(measure_case(case, model, data, optimizer, settings.longest))
+    print(f"\n{table(rows)}")
 
 
 if __name__ == "__main__":

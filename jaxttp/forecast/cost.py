@@ -123,10 +123,8 @@ class CostModel:
         by_class: the same with class sketches.
         by_sketch: a sketch of width k multiplies the error by 1 + by_sketch/sqrt(k).
         of_sketch: and adds of_sketch/k in quadrature, by horizon.
-        passes: passes through the network besides each rebuilt kernel.
-        exact_passes: the same with exact kernels.
-        memories: factor of the passes with optimizer memory (a velocity).
-        exact_memories: the same with exact kernels.
+        passes: passes through the network besides each rebuilt kernel, sketched or exact.
+        memories: factor of the passes with optimizer memory (a velocity), likewise.
         scaled_passes: passes for each kernel of a preconditioned network.
         runs: of the recursion over the horizon for each kernel.
         parts: runs of samples and halves where larger data are forecast on one kernel.
@@ -154,10 +152,8 @@ class CostModel:
     )
     by_sketch: float = 4.0
     of_sketch: tuple[float, float] = (0.6, 4.2)
-    passes: float = 3.7
-    exact_passes: float = 3.1
-    memories: float = 1.3
-    exact_memories: float = 1.1
+    passes: tuple[float, float] = (3.7, 3.1)
+    memories: tuple[float, float] = (1.3, 1.1)
     scaled_passes: float = 10.0
     runs: float = 1.5
     parts: float = 3.5
@@ -350,6 +346,8 @@ def _plan(
         with_test += problem.f0_test.shape[0] / samples
     if most is None and is_rebuilt(dynamics):
         most = center_of(dynamics).rebuilds
+    # The halves of larger data, and the whole by full batches, are followed with as many kernels.
+    copies = (2 if descent.batch_size is None else 3) if is_scaled else 1
     if not most:
         if most == 0:
             dynamics = _with_center(dynamics, None if isinstance(dynamics, Noisy) else Recursion())
@@ -357,28 +355,22 @@ def _plan(
         passes = 0.0 if problem.is_linear and is_exact else passes_asked(samples)
         built, counts = 1, MOST if problem.is_linear else 0
     else:
-        built, copies = most + 1, 1
-        if is_scaled:  # the halves, and the whole by full batches, are followed with as many
-            copies = 2 if descent.batch_size is None else 3
-        built *= copies
-        passes, memories = MODEL.passes, MODEL.memories
+        built = copies * (most + 1)
+        passes = built * MODEL.passes[is_exact]
         if center_of(dynamics).is_scaled:
-            passes, memories = MODEL.scaled_passes, 1.0
-        elif is_exact:
-            passes, memories = MODEL.exact_passes, MODEL.exact_memories
-        if not descent.is_plain or descent.momentum:
-            passes *= memories
-        passes = int(passes * built)
+            passes = built * MODEL.scaled_passes
+        elif not descent.is_plain or descent.momentum:
+            passes *= MODEL.memories[is_exact]
         runs, counts = MODEL.runs * built, most
     products, others = runs * descent.steps, 0.0
     if problem.f0.size > MODEL.cache:
         others = MODEL.vectors * problem.f0.size * products
         products *= MODEL.reading
     others += price.forecast(built, 0, int(products))
-    cost = with_test * (others + passes * price.whole_pass)
+    cost = with_test * (others + int(passes) * price.whole_pass)
     if most and center_of(dynamics).rebuilds == "auto":
-        unit = with_test * price.whole_pass
-        bound = max(limit, cost) / unit / copies, others / price.whole_pass / built
+        bound = np.array([max(limit, cost) / with_test / copies, others / built])
+        bound = tuple((bound / price.whole_pass).tolist())
         center = dataclasses.replace(center_of(dynamics), most=most, products=bound)
         dynamics = _with_center(dynamics, center)
     error = expected_error(counts, kernel, descent.steps)

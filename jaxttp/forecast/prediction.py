@@ -1,6 +1,7 @@
 """The result of a forecast: training times, curves, uncertainty and cost."""
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -55,7 +56,7 @@ class Cost:
     def ratio(self) -> tuple[float, str]:
         """The forecast's FLOPs or seconds over the training's, the larger one, and its unit."""
         in_flops = self.operations / max(self.training_operations, 1.0)
-        in_seconds = self.seconds / self.training_seconds if self.training_seconds else 0.0
+        in_seconds = self.seconds / (self.training_seconds or math.inf)
         return max((in_flops, "FLOPs"), (in_seconds, "seconds"))
 
     def __str__(self) -> str:

@@ -28,17 +28,15 @@ class SpeedModel:
 
     Attributes:
         dispatch: seconds to start a step.
-        forecast: FLOPs a second of a forecast over those of a gradient.
-        scaled: the same for preconditioned networks.
-        built: kernels that a forecast builds if the plan allows more; twice as many for those.
+        forecast: FLOPs a second of a forecast over those of a gradient; of preconditioned networks.
+        built: kernels that a forecast builds if the plan allows more, likewise.
         kernel: seconds that every kernel takes besides.
         compiling: compilation of a forecast over that of the forward pass.
     """
 
     dispatch: float = 5e-5
-    forecast: float = 1.1
-    scaled: float = 0.4
-    built: int = 11
+    forecast: tuple[float, float] = (1.1, 0.4)
+    built: tuple[int, int] = (11, 22)
     kernel: float = 0.05
     compiling: float = 20.0
 
@@ -100,9 +98,9 @@ def estimate_seconds(
     a_flop = min(timeit.repeat(compute, number=1, repeat=3)) / flops
     training = plan.training * a_flop + steps * SPEED.dispatch
     is_scaled = center_of(plan.dynamics).is_scaled
-    built = min(plan.kernels, SPEED.built * (2 if is_scaled else 1))
-    speed = (SPEED.scaled if is_scaled else SPEED.forecast) * plan.kernels / built
-    forecast = forecasts * plan.operations * a_flop / speed + SPEED.kernel * built
+    built = min(plan.kernels, SPEED.built[is_scaled])
+    flops = forecasts * plan.operations * built / plan.kernels
+    forecast = flops * a_flop / SPEED.forecast[is_scaled] + SPEED.kernel * built
     return Seconds(trainings * training, forecast, SPEED.compiling * compile_seconds)
 
 

@@ -1,4 +1,4 @@
-"""From steps to seconds and to money: measured on this device, or estimated for another one."""
+"""From steps to seconds: measured on this device, or estimated for another one."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -48,13 +48,12 @@ DEVICES: Mapping[str, Device] = {
 
 @dataclasses.dataclass(frozen=True)
 class WallClock:
-    """How long training takes, and what it costs; prints itself as a table.
+    """How long training takes; prints itself as a table.
 
     Attributes:
         step_seconds: seconds of one step.
         seconds: for every threshold or target that is reached, seconds until then.
         total_seconds: seconds of the whole horizon.
-        cost: the price of the whole horizon, in the currency of `price_per_hour`; None without it.
         source: how the seconds of a step are known.
         compile_seconds: time to trace and compile the step here (not part of the above).
     """
@@ -62,7 +61,6 @@ class WallClock:
     step_seconds: float
     seconds: Mapping[float | Target, float]
     total_seconds: float
-    cost: float | None
     source: str
     compile_seconds: float
 
@@ -71,8 +69,7 @@ class WallClock:
         for target, seconds in self.seconds.items():
             label = target.words() if isinstance(target, Target) else f"threshold {target:g}"
             lines.append(f"  to {label}: {readable_time(seconds)}")
-        cost = "" if self.cost is None else f", costs {self.cost:.2f}"
-        lines.append(f"  whole horizon: {readable_time(self.total_seconds)}{cost}")
+        lines.append(f"  whole horizon: {readable_time(self.total_seconds)}")
         return "\n".join(lines)
 
     plot, _repr_html_, __repr__ = RESULT
@@ -91,10 +88,9 @@ def wall_clock(
     batch_size: int | None = None,
     device: str | Device | None = None,
     efficiency: float = 0.4,
-    price_per_hour: float | None = None,
     repeats: int = 15,
 ) -> WallClock:
-    """Seconds (and money) for a forecast in steps.
+    """Seconds for a forecast in steps.
 
     Args:
         apply_fn: ``(params, x) -> outputs (N, C)``.
@@ -112,7 +108,6 @@ def wall_clock(
             and at least what it takes to start a step.
         efficiency: fraction of the peaks that an estimate expects to reach, in (0, 1]; 0.4 is usual
             for large layers, small networks stay far below.
-        price_per_hour: of the device, in any currency.
         repeats: timed steps.
 
     Returns:
@@ -125,7 +120,7 @@ def wall_clock(
         >>> import jax.numpy as jnp, optax
         >>> clock = wall_clock(lambda w, x: x @ w, jnp.zeros((2, 1)), jnp.eye(2), jnp.ones((2, 1)),
         ...                    steps={0.1: 40}, horizon=100, optimizer=optax.sgd(1.0),
-        ...                    loss="squared_error", device="A100", price_per_hour=2.0)
+        ...                    loss="squared_error", device="A100")
         >>> clock.total_seconds == 100 * clock.step_seconds, clock.source
         (True, 'estimated for A100 (the time to start a step)')
 
@@ -139,8 +134,6 @@ def wall_clock(
         raise TypeError(f"steps must be a mapping, threshold -> steps; got {steps!r}.")
     if efficiency > 1:
         raise ValueError(f"efficiency must be at most 1; got {efficiency!r}.")
-    if price_per_hour is not None:
-        check_number("price_per_hour", price_per_hour, at_least=0.0)
     training: Any = {"loss": loss, "optimizer": optimizer, "batch_size": batch_size}
     if device is None:
         measured = time_step(apply_fn, params, x, y, repeats=repeats, **training)
@@ -164,6 +157,5 @@ def wall_clock(
         if device.dispatch > seconds:
             seconds, source = device.dispatch, f"{source} (the time to start a step)"
     total = horizon * seconds
-    cost = None if price_per_hour is None else total / 3600 * price_per_hour
     reached = {e: t * seconds for e, t in steps.items() if t >= 0}
-    return WallClock(seconds, reached, total, cost, source, compiling)
+    return WallClock(seconds, reached, total, source, compiling)

@@ -111,7 +111,6 @@ class ResNet(nnx.Module):
         strides: stride of the first block of every stage.
         blocks: residual blocks of every stage; one number means the same everywhere.
         activation: relu, tanh, gelu or identity.
-        head_scale: standard deviation of the initial outputs for features of unit second moment.
         block: "basic" or "bottleneck", see `ResidualBlock`.
         norm: "batch" (frozen, see `jaxttp.models.calibrate_batch_norm`), "group" or None.
         stem: "small", a 3x3 convolution of stride 1, or "imagenet", a 7x7 convolution of stride 2
@@ -139,7 +138,6 @@ class ResNet(nnx.Module):
         strides: Sequence[int] = (1, 2, 2),
         blocks: int | Sequence[int] = 1,
         activation: str = "relu",
-        head_scale: float = 1.0,
         block: str = "basic",
         norm: str | None = None,
         stem: str = "small",
@@ -176,9 +174,7 @@ class ResNet(nnx.Module):
             for stride in (first, *(1,) * (count - 1)):
                 self.blocks.append(ResidualBlock(channels, width, stride=stride, **options))
                 channels = width
-        self.head = linear_head(
-            channels, num_classes, rngs=rngs, scale=head_scale, param_dtype=param_dtype
-        )
+        self.head = linear_head(channels, num_classes, rngs=rngs, param_dtype=param_dtype)
 
     def activations(self, x: Float[Array | np.ndarray, "n h w c"]) -> dict[str, Array]:
         """The outputs of every layer: "stem", "blocks.0" ... (N, H, W, D), "pool" (N, D), "head".
@@ -372,7 +368,6 @@ class VGG(nnx.Module):
         widths: channels of every block.
         activation: relu, tanh, gelu or identity.
         norm: "batch" (frozen), "group" or None.
-        head_scale: standard deviation of the initial outputs for features of unit second moment.
         param_dtype: dtype of the parameters.
 
     Raises:
@@ -393,7 +388,6 @@ class VGG(nnx.Module):
         widths: Sequence[int] = (64, 128, 256, 512),
         activation: str = "relu",
         norm: str | None = "batch",
-        head_scale: float = 1.0,
         param_dtype: DTypeLike = jnp.float32,
     ):
         if not widths:
@@ -406,9 +400,7 @@ class VGG(nnx.Module):
             VGGBlock(inputs, outputs, param_dtype=param_dtype, **options)
             for inputs, outputs in itertools.pairwise((in_channels, *widths))
         )
-        self.head = linear_head(
-            widths[-1], num_classes, rngs=rngs, scale=head_scale, param_dtype=param_dtype
-        )
+        self.head = linear_head(widths[-1], num_classes, rngs=rngs, param_dtype=param_dtype)
 
     def activations(self, x: Float[Array | np.ndarray, "n h w c"]) -> dict[str, Array]:
         """The outputs of every layer: "blocks.0" ... (N, H, W, D), "pool" (N, D), "head" (N, C)."""

@@ -117,7 +117,6 @@ class Transformer(nnx.Module):
         depth: number of blocks.
         heads: of the attention, a divisor of D.
         causal: whether a position attends only to itself and earlier ones.
-        head_scale: standard deviation of the initial outputs for features of unit second moment.
         param_dtype: dtype of the parameters.
 
     Raises:
@@ -144,7 +143,6 @@ class Transformer(nnx.Module):
         depth: int = 2,
         heads: int = 2,
         causal: bool = True,
-        head_scale: float = 1.0,
         param_dtype: DTypeLike = jnp.float32,
     ):
         sizes = {"inputs": inputs, "length": length, "width": width, "depth": depth}
@@ -160,9 +158,7 @@ class Transformer(nnx.Module):
             for _ in range(depth)
         )
         self.norm = layer_norm(width, param_dtype, rngs)
-        self.head = linear_head(
-            width, outputs, rngs=rngs, scale=head_scale, param_dtype=param_dtype
-        )
+        self.head = linear_head(width, outputs, rngs=rngs, param_dtype=param_dtype)
 
     def activations(self, x: Float[Array | np.ndarray, "n t d"]) -> dict[str, Array]:
         """Outputs of every layer: "embed", "blocks.0" ..., "norm" (N, T, D), "head" (N, T, V)."""
@@ -196,7 +192,6 @@ class ViT(nnx.Module):
         depth: number of blocks.
         heads: of the attention, a divisor of D.
         hidden: units inside a block; 4 D when None.
-        head_scale: standard deviation of the initial outputs for features of unit second moment.
         param_dtype: dtype of the parameters.
 
     Raises:
@@ -225,7 +220,6 @@ class ViT(nnx.Module):
         depth: int = 12,
         heads: int = 6,
         hidden: int | None = None,
-        head_scale: float = 1.0,
         param_dtype: DTypeLike = jnp.float32,
     ):
         sizes = {"image_size": image_size, "patch_size": patch_size, "in_channels": in_channels}
@@ -250,9 +244,7 @@ class ViT(nnx.Module):
             for _ in range(depth)
         )  # fmt: skip
         self.norm = layer_norm(width, param_dtype, rngs)
-        self.head = linear_head(
-            width, num_classes, rngs=rngs, scale=head_scale, param_dtype=param_dtype
-        )
+        self.head = linear_head(width, num_classes, rngs=rngs, param_dtype=param_dtype)
 
     def activations(self, x: Float[Array | np.ndarray, "n h w c"]) -> dict[str, Array]:
         """Outputs of every layer: "patches", "blocks.0" ... (N, T, D), "token" (N, D), "head".

@@ -225,14 +225,13 @@ class Sketched(KernelEstimator):
 class ClassSketched(KernelEstimator):
     """K ⊗ I_C with K the kernel of the outputs' sum under random signs, see `class_sketch`.
 
-    One backward pass a sample and draw in place of C, and C^2 times fewer numbers, for networks of
+    One backward pass a sample in place of C, and C^2 times fewer numbers, for networks of
     hundreds of classes. It has no entries between different classes. That is exact for a last layer
     with separate weights for every class, and an approximation for the layers before it. Forecasts
     with rebuilt kernels correct it by evaluating the network; those with one kernel do not.
 
     Attributes:
         key: a `jax.random.key`.
-        draws: of the signs, over which K is averaged.
         batch_size: see `empirical_ntk`.
         max_bytes: see there.
         mesh: see there.
@@ -243,19 +242,17 @@ class ClassSketched(KernelEstimator):
 
     Example:
         >>> import jax
-        >>> ClassSketched(jax.random.key(0), draws=2).draws
-        2
+        >>> ClassSketched(jax.random.key(0), batch_size=8).batch_size
+        8
     """
 
     key: Array
-    draws: int = 1
     batch_size: int | None = None
     max_bytes: int | None = None
     mesh: Any = None
 
     def __post_init__(self) -> None:
         check_key(self.key)
-        check_integer("draws", self.draws, at_least=1)
         Exact(self.batch_size, self.max_bytes, self.mesh)  # raises for values out of range
 
     def operations(self, problem: Any) -> float:
@@ -267,11 +264,11 @@ class ClassSketched(KernelEstimator):
             signed, pair, problem.x, output="trace", trainable=mask, batch_size=self.batch_size,
             max_bytes=_device_bound(self),
         )  # fmt: skip
-        return self.draws * plan.flops[plan.method]
+        return plan.flops[plan.method]
 
     def passes(self, problem: Any) -> int:
         """See `KernelEstimator`."""
-        return self.draws
+        return 1
 
     def product(self, problem: Any, share: float = 1.0) -> float:
         """See `KernelEstimator`."""
@@ -281,15 +278,12 @@ class ClassSketched(KernelEstimator):
         self, problem: Any, weights: Params, x1: Any, x2: Any, progress: Tiles | None = None
     ) -> Kernel:
         """See `KernelEstimator`."""
-        kernels = [
-            signed_kernel(
-                problem.apply_fn, problem.restore(weights), x1, x2, key=key,
-                trainable=problem.trainable, batch_size=self.batch_size, max_bytes=self.max_bytes,
-                progress=progress, mesh=self.mesh,
-            )
-            for key in jax.random.split(self.key, self.draws)
-        ]  # fmt: skip
-        return sum(kernels[1:], kernels[0]) / self.draws
+        (key,) = jax.random.split(self.key, 1)
+        return signed_kernel(
+            problem.apply_fn, problem.restore(weights), x1, x2, key=key,
+            trainable=problem.trainable, batch_size=self.batch_size, max_bytes=self.max_bytes,
+            progress=progress, mesh=self.mesh,
+        )  # fmt: skip
 
 
 def plan_of(problem: Any, **options: Any) -> KernelPlan:

@@ -64,7 +64,7 @@ class TextDefaults:
 
 TEXT = TextDefaults()
 _UNUSED = (
-    "data", "samples_per_class", "loss", "relinearize", "sketch_dim", "head_scale", "classes",
+    "data", "samples_per_class", "loss", "relinearize", "sketch_dim", "classes",
     "hidden", "weights", "image_size", "max_length", "trainable", "rank", "split", "folder",
     "target_error", "metric", "label", "mesh",
 )  # fmt: skip

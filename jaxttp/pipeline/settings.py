@@ -69,7 +69,6 @@ class Settings(DataSettings):
         total_samples: how many samples training will see, of which those drawn are a part; None for
             those drawn.
         sketch_dim: width of a random projection of the Jacobian; None for the exact kernel.
-        head_scale: size of the fresh head's initial outputs.
         model: a network for images of `jaxttp.models.model_names`, or a Hugging Face folder on disk
             with a language model, whose `data` is a CSV of texts (`jaxttp.data.load_texts`); None
             as above.
@@ -112,7 +111,6 @@ class Settings(DataSettings):
     budget: float | str = "auto"
     total_samples: int | None = None
     sketch_dim: int | None = None
-    head_scale: float = 1.0
     model: str | None = None
     hidden: tuple[int, ...] | None = None
     weights: str | None = None

@@ -9,7 +9,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array
 
-from jaxttp._core.checks import check_choice, check_integer, check_number
+from jaxttp._core.checks import check_choice, check_integer
 from jaxttp._core.types import Model
 from jaxttp.adapters import from_nnx
 from jaxttp.data import (
@@ -104,7 +104,6 @@ def build_task(settings: Settings) -> Task:
     check_choice("trainable", settings.trainable, TRAINABLE)
     if settings.trainable != "lora":
         check_unused(settings, ("rank",), "it is that of the adapters of trainable='lora'")
-    check_number("head_scale", settings.head_scale, at_least=0.0)
     samples_key, weights_key = jax.random.split(jax.random.key(settings.seed))
     dataset, note = _samples(settings, samples_key)
     loss, outputs = _loss_and_outputs(settings, dataset)
@@ -249,9 +248,9 @@ def _untrained_network(
     settings: Settings, dataset: Dataset, outputs: int, key: Array
 ) -> tuple[nnx.Module, str]:
     """The network before training, and its description."""
-    scale, name = settings.head_scale, settings.model
+    name = settings.model
     if is_language_folder(name):
-        network = load_transformer(name, outputs=outputs, key=key, head_scale=scale)
+        network = load_transformer(name, outputs=outputs, key=key)
         # The network checks tokens by value, before it is traced.
         jax.eval_shape(lambda: network(dataset.x["ids"], dataset.x["mask"]))
         length = dataset.x["ids"].shape[1]
@@ -259,7 +258,7 @@ def _untrained_network(
         return network, f"{label} on {dataset.name}, up to {length} tokens"
     if name is not None:
         rngs, size = nnx.Rngs(params=key), dataset.x.shape[1]
-        network = make_model(name, outputs, image_size=size, head_scale=scale, rngs=rngs)
+        network = make_model(name, outputs, image_size=size, rngs=rngs)
         if settings.weights is not None:
             network = load_weights(network, settings.weights, head=False)
             origin = f"with the weights of {Path(settings.weights).name} and a fresh head"
@@ -274,10 +273,8 @@ def _untrained_network(
         size = dataset.x.shape[1]
         label = f"ResNet pre-trained on digits 0-4, fine-tuned on digits {digits}"
         label += f" at {size}x{size}" if settings.image_size else ""
-        return fresh_head(
-            load_pretrained(SHIPPED_SIZES[size]), outputs, key=key, scale=scale
-        ), label
+        return fresh_head(load_pretrained(SHIPPED_SIZES[size]), outputs, key=key), label
     hidden = HIDDEN if settings.hidden is None else settings.hidden
     sizes = (int(np.prod(dataset.x.shape[1:])), *hidden, outputs)
-    network = MLP(sizes, rngs=nnx.Rngs(params=key), head_scale=scale)
+    network = MLP(sizes, rngs=nnx.Rngs(params=key))
     return network, f"MLP {'-'.join(map(str, sizes))} from random weights on {dataset.name}"

@@ -117,7 +117,7 @@ def test_segments_by_error_shrink_with_it():
 
 
 def test_kernels_are_as_many_as_their_products_allow():
-    controller = Controller(100, 16, 0.02, products=60.0, kernel=2.0)
+    controller = Controller(100, 16, 0.02, products=(60.0, 2.0))
     start, kernels, products, path = 0, 1, 1, np.linspace(0.0, 1.0, 101)
     while start < 100:
         rest = np.maximum(path - path[start], 0.0)

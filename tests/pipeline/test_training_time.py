@@ -66,17 +66,6 @@ def test_seed_draws_samples_and_weights():
     assert any(not np.array_equal(a, b) for a, b in pairs)
 
 
-@pytest.mark.usefixtures("full_precision")
-def test_head_scale_sets_the_size_of_the_first_outputs():
-    sizes = []
-    for scale in (0.0, 1.0, 3.0):
-        task = build_task(dataclasses.replace(tiny.SETTINGS, head_scale=scale))
-        sizes.append(np.abs(task.model.apply_fn(task.model.params, task.x)).max())
-    assert sizes[0] == 0
-    # The same draw, three times as large; weights and data are float32, hence rtol 1e-5.
-    np.testing.assert_allclose(sizes[2], 3 * sizes[1], rtol=1e-5)
-
-
 # --- forecasts ------------------------------------------------------------------------------------
 
 
@@ -182,7 +171,6 @@ def test_json_of_a_real_run_that_diverged():
 BAD = {
     "samples 0": ({"samples_per_class": 0}, "^samples_per_class must be .* at least 1; got 0"),
     "seed": ({"seed": -1}, "^seed must be an integer between 0 and 4294967295; got -1"),
-    "head scale": ({"head_scale": -1.0}, "^head_scale must be at least 0; got -1"),
 }
 
 

@@ -144,8 +144,7 @@ def relinearized_recursion(  # noqa: PLR0913
     x = check_samples("x", x)
     params, x, x_test = promote_all(params, x, x_test)
     controller = Controller.of(rebuilds, steps, tolerance, max_rebuilds)
-    products, a_kernel = max_products
-    controller = dataclasses.replace(controller, products=products, kernel=a_kernel)
+    controller = dataclasses.replace(controller, products=max_products)
     if (x_test is None) != (kernel_test_fn is None):
         raise ValueError("x_test and kernel_test_fn belong together: give both or neither.")
     outputs, pull, push = compile_network(apply_fn)

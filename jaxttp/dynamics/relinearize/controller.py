@@ -75,8 +75,7 @@ class Controller:
         latest: its last step at most.
         sign_step: the end of the first segment behind a diagonal of past gradients: the first step
             that moves the weights goes along the gradient's signs. None for others.
-        products: Jacobian products at most,
-        kernel: of which every kernel counts for so many.
+        products: Jacobian products at most, and how many of them every kernel counts for.
     """
 
     steps: int
@@ -86,8 +85,7 @@ class Controller:
     length: float | None = None
     latest: int | None = None
     sign_step: int | None = None
-    products: float = math.inf
-    kernel: float = 0.0
+    products: tuple[float, float] = (math.inf, 0.0)
 
     @classmethod
     def of(cls, rebuilds: Any, steps: int, tolerance: Any, most: Any) -> "Controller":
@@ -125,9 +123,9 @@ class Controller:
         # length by this rule is the least: with shorter ones the kernels that are left would not
         # reach the horizon.
         budget = self.budget
-        if kernels > 1 and self.products < math.inf:
-            a_kernel = products / kernels + self.kernel
-            left = (self.products - products - self.kernel * kernels) / a_kernel
+        allowed, a_kernel = self.products
+        if kernels > 1 and allowed < math.inf:
+            left = (allowed - products - a_kernel * kernels) / (products / kernels + a_kernel)
             budget = min(budget, kernels - 1 + max(int(left), 1))
         used = min(kernels - 1, budget - 1) / budget
         begun, after = used**CONTROLS.spacing, (used + 1 / budget) ** CONTROLS.spacing

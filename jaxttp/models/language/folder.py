@@ -168,7 +168,6 @@ def load_transformer(
     head: str | None = None,
     outputs: int | None = None,
     key: Array | None = None,
-    head_scale: float = 1.0,
     architecture: str | None = None,
     dtype: DTypeLike = jnp.float32,
 ) -> Encoder | Decoder:
@@ -185,7 +184,6 @@ def load_transformer(
             folder's network.
         outputs: C of a classification; that of the folder when None.
         key: a JAX random key, draws a fresh head, in place of the folder's own if there is one.
-        head_scale: standard deviation of a fresh head's outputs for features of unit second moment.
         architecture: "bert", "roberta", "gpt2", "llama", "mistral" or "qwen2", in place of the
             ``model_type`` of ``config.json``.
         dtype: of the parameters.
@@ -216,7 +214,7 @@ def load_transformer(
     kind = Encoder if shape.encoder else Decoder
     options: dict[str, Any] = {"head": head, "outputs": outputs, "param_dtype": dtype}
     model = nnx.eval_shape(lambda: kind(shape, rngs=nnx.Rngs(0), **options))
-    return _filled(model, _Tensors(folder, shape), key, head_scale)
+    return _filled(model, _Tensors(folder, shape), key)
 
 
 def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
@@ -315,9 +313,7 @@ def _files(folder: Path) -> list[Path]:
     )
 
 
-def _filled(
-    model: Encoder | Decoder, tensors: _Tensors, key: Array | None, head_scale: float
-) -> Encoder | Decoder:
+def _filled(model: Encoder | Decoder, tensors: _Tensors, key: Array | None) -> Encoder | Decoder:
     """The network with the folder's weights, a head drawn where there is none or a key is given."""
     arrays = arrays_of(model, nnx.Param)
     sources = {name: tensor_of(name, model.shape, model.kind) for name in arrays}
@@ -337,7 +333,7 @@ def _filled(
     for name, leaf in arrays.items():
         source = sources[name]
         if name in drawn:
-            values[name] = _fresh(name, leaf, key, head_scale)
+            values[name] = _fresh(name, leaf, key)
         else:
             value = tensors.read(source.name)
             values[name] = jnp.asarray(value.T if source.transposed else value, leaf.dtype)
@@ -371,12 +367,11 @@ def _drawn(
     return set()
 
 
-def _fresh(name: str, leaf: Any, key: Array | None, head_scale: float) -> Array:
+def _fresh(name: str, leaf: Any, key: Array | None) -> Array:
     """An array of a fresh head or of the layer before it: kernels at random, biases 0."""
     layer, kind = name.split(".")
     if kind == "bias":
         return jnp.zeros(leaf.shape, leaf.dtype)
     assert key is not None
-    stream, scale = (0, head_scale) if layer == "head" else (1, 1.0)
-    rngs = nnx.Rngs(params=jax.random.fold_in(key, stream))
-    return linear_head(*leaf.shape, rngs=rngs, scale=scale, param_dtype=leaf.dtype).kernel[...]
+    rngs = nnx.Rngs(params=jax.random.fold_in(key, 0 if layer == "head" else 1))
+    return linear_head(*leaf.shape, rngs=rngs, param_dtype=leaf.dtype).kernel[...]

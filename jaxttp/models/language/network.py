@@ -187,7 +187,6 @@ class Decoder(nnx.Module):
         rngs: Flax's random streams.
         head: one of `HEADS`.
         outputs: C; that of the architecture when None.
-        head_scale: standard deviation of the initial outputs for features of unit second moment.
         param_dtype: dtype of the parameters.
 
     Raises:
@@ -210,7 +209,6 @@ class Decoder(nnx.Module):
         rngs: nnx.Rngs,
         head: str = "classification",
         outputs: int | None = None,
-        head_scale: float = 1.0,
         param_dtype: DTypeLike = jnp.float32,
     ):
         self.shape = shape
@@ -228,9 +226,8 @@ class Decoder(nnx.Module):
             units["language_model"] = shape.vocabulary
         if head in units:
             self.head = linear_head(
-                shape.width, units[head], rngs=rngs, scale=head_scale, use_bias=False,
-                param_dtype=param_dtype,
-            )  # fmt: skip
+                shape.width, units[head], rngs=rngs, use_bias=False, param_dtype=param_dtype
+            )
 
     def activations(self, ids: Any, mask: Any = None) -> dict[str, Array]:
         """Outputs of every layer: "embed", "blocks.0" ..., "norm" (N, T, D), "head" by its kind."""
@@ -289,7 +286,6 @@ class Encoder(nnx.Module):
         rngs: Flax's random streams.
         head: one of `jaxttp.models.language.network.ENCODER_HEADS`.
         outputs: C; that of the architecture when None.
-        head_scale: standard deviation of the initial outputs for features of unit second moment.
         param_dtype: dtype of the parameters.
 
     Raises:
@@ -312,7 +308,6 @@ class Encoder(nnx.Module):
         rngs: nnx.Rngs,
         head: str = "classification",
         outputs: int | None = None,
-        head_scale: float = 1.0,
         param_dtype: DTypeLike = jnp.float32,
     ):
         self.shape = shape
@@ -336,9 +331,7 @@ class Encoder(nnx.Module):
         if head == "classification":
             self.pooler = dense(width, width, param_dtype, rngs, use_bias=True)
             classes = shape.outputs if outputs is None else outputs
-            self.head = linear_head(
-                width, classes, rngs=rngs, scale=head_scale, param_dtype=param_dtype
-            )
+            self.head = linear_head(width, classes, rngs=rngs, param_dtype=param_dtype)
 
     def activations(self, ids: Any, mask: Any = None, types: Any = None) -> dict[str, Array]:
         """Outputs of every layer: "embed", "blocks.0" ... (N, T, D), "head" by its kind."""
