@@ -1,7 +1,6 @@
 """The result of a forecast: training times, curves, uncertainty and cost."""
 
 import dataclasses
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -51,13 +50,6 @@ class Cost:
     estimated_seconds: float | None = None
 
     plot, _repr_html_, __repr__ = RESULT
-
-    @property
-    def ratio(self) -> tuple[float, str]:
-        """The forecast's FLOPs or seconds over the training's, the larger one, and its unit."""
-        in_flops = self.operations / max(self.training_operations, 1.0)
-        in_seconds = self.seconds / (self.training_seconds or math.inf)
-        return max((in_flops, "FLOPs"), (in_seconds, "seconds"))
 
     def __str__(self) -> str:
         kernels = "1 kernel" if self.kernels == 1 else f"{self.kernels} kernels"
@@ -278,10 +270,9 @@ class Prediction:
         if total := self.hyperparameters.get("total_samples"):
             head += f", for {total:,} samples, read off {self.outputs.shape[1]:,}"
         lines = [head]
-        ratio, unit = self.cost.ratio
-        if ratio > 0.5:
-            taken = f"this forecast took {fraction_of(ratio, 1.0)} the training's {unit}"
-            lines.append(f"  train instead: {taken}")
+        if self.cost.operations > 0.5 * self.cost.training_operations:
+            ratio = fraction_of(self.cost.operations, self.cost.training_operations)
+            lines.append(f"  train instead: this forecast took {ratio} the training's FLOPs")
         if self.warnings is not None:
             lines.append(wrapped(f"  warning: {self.warnings}", 4))
         labels = {e: target_label(e, self.rule, self.metric) for e in self.steps}

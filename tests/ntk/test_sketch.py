@@ -122,7 +122,6 @@ def test_kernels_by_class_sketch_are_those_of_signed_outputs():
     ("options", "match"),
     [
         ({"key": 3}, "key"),
-        ({"draws": 0}, "draws must be"),
         ({"batch_size": 0}, "kernel_batch_size must be"),
         ({"max_bytes": 0}, "max_bytes must be"),
     ],
