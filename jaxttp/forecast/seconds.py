@@ -97,7 +97,7 @@ def estimate_seconds(
     flops = STEP * plan_of(problem.whole or problem).forward * rows
     a_flop = min(timeit.repeat(compute, number=1, repeat=3)) / flops
     training = plan.training * a_flop + steps * SPEED.dispatch
-    is_scaled = center_of(plan.dynamics).is_scaled
+    is_scaled = getattr(center_of(plan.dynamics), "is_scaled", False)
     built = min(plan.kernels, SPEED.built[is_scaled])
     flops = forecasts * plan.operations * built / plan.kernels
     forecast = flops * a_flop / SPEED.forecast[is_scaled] + SPEED.kernel * built
