@@ -5,7 +5,8 @@
 The map is read from the gallery's results, which `python -m experiments run ours-price --gallery`
 measures. The quick-starts are measured here, the same way; two need the extras
 `torch` and `keras`.
-The last line of every table is that of the estimates: how many are within a factor of 1.7.
+The last line of every table is that of the estimates: how many are within a factor of 1.7;
+a forecast of 0 s stands for a run that had no estimate.
 """
 
 import os
@@ -115,7 +116,7 @@ def cells(found: Found) -> list[str]:
     return [
         case.network, str(case.pixels or "-"), str(case.classes), samples, case.optimizer,
         str(case.batch_size or "all"), str(case.steps),
-        f"{found.training:.2g} ({found.expected:.2g})",
+        f"{found.training:.3g} ({found.expected:.3g})",
         f"{found.run:.2g} ({found.expected_run:.2g}; {found.compiling:.2g})",
         f"{found.operations:.2g}", str(found.kernels), errors(found),
         "yes" if found.warned else "no",
@@ -130,9 +131,11 @@ def errors(found: Found) -> str:
 def table(rows: list[Found]) -> str:
     """All rows, and how many estimates are near."""
     trainings = [found.expected / found.training for found in rows]
-    runs = [found.expected_run / found.run for found in rows]
-    near = [sum(1 / FACTOR <= r <= FACTOR for r in ratios) for ratios in (trainings, runs)]
-    counts = [f"{count} of {len(rows)}" for count in near]
+    runs = [found.expected_run / found.run for found in rows if found.expected_run]
+    counts = [
+        f"{sum(1 / FACTOR <= r <= FACTOR for r in ratios)} of {len(ratios)}"
+        for ratios in (trainings, runs)
+    ]
     last = [f"estimates within {FACTOR}", *[""] * 6, *counts, *[""] * 4]
     return "\n".join([head(COLUMNS), *map(line, map(cells, rows)), line(last)])
 
@@ -144,7 +147,7 @@ def selection(rows: list[Found]) -> str:
     lines = [head(columns)]
     for found in (rows[i] for i in SHOWN):
         network, pixels, classes, _, optimizer, batch, steps, *_ = cells(found)
-        times = f"{found.training:.2g}", f"{found.run:.2g} ({found.compiling:.2g})"
+        times = f"{found.training:.3g}", f"{found.run:.2g} ({found.compiling:.2g})"
         name = f"{network}, {pixels} px"
         lines.append(line((name, classes, f"{optimizer}, {batch}", steps, *times, errors(found))))
     return "\n".join(lines)

@@ -302,7 +302,7 @@ def measure(result: Result) -> dict[str, list[str]]:
         lines.append(
             f"{name} ({found.weights:.2g} weights): training {found.training:.3g} s (estimated "
             f"{found.expected:.3g} s), forecast {found.run:.3g} s (estimated "
-            f"{found.expected_run:.3g} s) + {found.compiling:.3g} s of compilation; "
+            f"{found.expected_run or np.nan:.3g} s) + {found.compiling:.3g} s of compilation; "
             f"FLOPs, forecast / training {found.operations:.2g}; {found.kernels} kernels; "
             f"{errors}{'; warned' if found.warned else ''}"
         )
