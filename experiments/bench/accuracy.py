@@ -234,14 +234,14 @@ def main() -> None:
     command = parser(MODULE, __doc__, PRESETS)
     command.add_argument("--report", action="store_true", help="print the tables, measure nothing")
     command.add_argument("--few", action="store_true", help="one kernel and the default alone")
-    command.add_argument("--steps", type=int, default=150, help="of every run")
+    command.add_argument("--steps", type=int, help="of every run, in place of the preset's")
     command.add_argument("--budgets", type=float, nargs="*", default=(), help="of more forecasts")
     options = command.parse_args()
-    more = {"steps": options.steps, "budgets": tuple(options.budgets)}
-    settings, store = PRESETS[options.preset], store_of(MODULE, options)
+    settings, budgets = PRESETS[options.preset], tuple(options.budgets)
+    store = store_of(MODULE, options, options.steps, *budgets)
     if options.few:
         settings = dataclasses.replace(settings, rebuilds=("auto",), paper=False)
-    settings = dataclasses.replace(settings, **more)
+    settings = dataclasses.replace(settings, steps=options.steps or settings.steps, budgets=budgets)
     print(report(load(store) if options.report else run_all(settings, store, options.minutes)))
 
 

@@ -5,8 +5,7 @@
 The map is read from the gallery's results, which `python -m experiments run ours-price --gallery`
 measures. The quick-starts are measured here, the same way; two need the extras
 `torch` and `keras`.
-The last line of every table is that of the estimates: how many are within a factor of 1.7;
-a forecast of 0 s stands for a run that had no estimate.
+The last line of every table is that of the estimates: how many are within a factor of 1.7.
 """
 
 import os
@@ -23,8 +22,8 @@ from flax import nnx
 from experiments.bench.harness import head, line
 from experiments.harness import GALLERY
 from experiments.store import Store
+from experiments.training_time import price
 from experiments.training_time.price import PRESETS, Case, Found, job, measure_case
-from experiments.training_time.price import run as run_map
 from jaxttp import from_equinox, from_keras, from_nnx, from_torch
 from jaxttp.data import load_dataset
 from jaxttp.models import MLP
@@ -33,7 +32,7 @@ FACTOR = 1.7
 SHOWN = (5, 10, 12, 15, 17)
 """Cases of the map that README shows."""
 COLUMNS = (
-    "network", "pixels", "C", "N", "optimizer", "batch", "T", "training, s (estimated)",
+    "pixels", "C", "N", "optimizer", "batch", "T", "training, s (estimated)",
     "forecast, s (estimated; compile)", "FLOPs, forecast / training", "kernels",
     "error of times, steps", "warned",
 )  # fmt: skip
@@ -113,11 +112,12 @@ def cells(found: Found) -> list[str]:
     """A row of the table."""
     case, samples = found.case, str(found.case.samples)
     samples += "" if case.total is None else f" of {case.total}"
+    estimate = f"{found.expected_run:.2g}" if found.expected_run else "-"  # 0 where there was none
     return [
         case.network, str(case.pixels or "-"), str(case.classes), samples, case.optimizer,
         str(case.batch_size or "all"), str(case.steps),
         f"{found.training:.3g} ({found.expected:.3g})",
-        f"{found.run:.2g} ({found.expected_run:.2g}; {found.compiling:.2g})",
+        f"{found.run:.2g} ({estimate}; {found.compiling:.2g})",
         f"{found.operations:.2g}", str(found.kernels), errors(found),
         "yes" if found.warned else "no",
     ]  # fmt: skip
@@ -128,7 +128,7 @@ def errors(found: Found) -> str:
     return " / ".join(map(str, found.errors)) or "-"
 
 
-def table(rows: list[Found]) -> str:
+def table(rows: list[Found], name: str = "network") -> str:
     """All rows, and how many estimates are near."""
     trainings = [found.expected / found.training for found in rows]
     runs = [found.expected_run / found.run for found in rows if found.expected_run]
@@ -137,7 +137,7 @@ def table(rows: list[Found]) -> str:
         for ratios in (trainings, runs)
     ]
     last = [f"estimates within {FACTOR}", *[""] * 6, *counts, *[""] * 4]
-    return "\n".join([head(COLUMNS), *map(line, map(cells, rows)), line(last)])
+    return "\n".join([head((name, *COLUMNS)), *map(line, map(cells, rows)), line(last)])
 
 
 def selection(rows: list[Found]) -> str:
@@ -148,21 +148,19 @@ def selection(rows: list[Found]) -> str:
     for found in (rows[i] for i in SHOWN):
         network, pixels, classes, _, optimizer, batch, steps, *_ = cells(found)
         times = f"{found.training:.3g}", f"{found.run:.2g} ({found.compiling:.2g})"
-        name = f"{network}, {pixels} px"
-        lines.append(line((name, classes, f"{optimizer}, {batch}", steps, *times, errors(found))))
+        names = f"{network}, {pixels} px", classes, f"{optimizer}, {batch}", steps
+        lines.append(line((*names, *times, errors(found))))
     return "\n".join(lines)
 
 
 def main() -> None:
     """Print the tables."""
     settings, folder = PRESETS["cpu"], Path(GALLERY) / "results/ours-price/cpu"
-    found = run_map(settings, Store(folder, settings=settings, read_only=True)).found
+    found = price.run(settings, Store(folder, settings=settings, read_only=True)).found
     print(f"{table(list(found.values()))}\n\n{selection(list(found.values()))}")
-    rows = []
-    for case, optimizer, make in STARTS:
-        model, *data = make()
-        rows.append(measure_case(case, model, data, optimizer, settings.longest))
-    print(f"\n{table(rows)}")
+    made = [(case, optimizer, *make()) for case, optimizer, make in STARTS]
+    rows = [measure_case(c, model, data, o, settings.longest) for c, o, model, *data in made]
+    print(f"\n{table(rows, 'quick-start')}")
 
 
 if __name__ == "__main__":

@@ -170,8 +170,8 @@ run = runner(pieces, Result)
 
 def _measure(case: Case, longest: float) -> Found:
     model, *whole = job(case)
-    x, y = (rows[: case.samples] for rows in whole)
-    return measure_case(case, model, whole, _optimizer(case, model, x, y), longest)
+    optimizer = _optimizer(case, model, *(rows[: case.samples] for rows in whole))
+    return measure_case(case, model, whole, optimizer, longest)
 
 
 def measure_case(

@@ -94,8 +94,8 @@ def estimate_seconds(
     x, direction = take(problem.x, slice(rows)), problem.f0[:rows]
     gradient = outputs_and_pull(problem.network)
     compute = lambda: jax.block_until_ready(gradient(problem.weights, x, direction))  # noqa: E731
-    flops = STEP * plan_of(problem.whole or problem).forward * rows
-    a_flop = min(timeit.repeat(compute, number=1, repeat=3)) / flops
+    timed = STEP * plan_of(problem.whole or problem).forward * rows
+    a_flop = min(timeit.repeat(compute, number=1, repeat=3)) / timed
     training = plan.training * a_flop + steps * SPEED.dispatch
     is_scaled = getattr(center_of(plan.dynamics), "is_scaled", False)
     built = min(plan.kernels, SPEED.built[is_scaled])

@@ -122,8 +122,8 @@ class Controller:
         # Segment k of K ends at (k/K)^spacing of the path, not at equal lengths. The next segment's
         # length by this rule is the least: with shorter ones the kernels that are left would not
         # reach the horizon.
-        budget = self.budget
-        allowed, a_kernel = self.products
+        # Kernels that cost more products than planned are fewer.
+        budget, (allowed, a_kernel) = self.budget, self.products
         if kernels > 1 and allowed < math.inf:
             left = (allowed - products - a_kernel * kernels) / (products / kernels + a_kernel)
             budget = min(budget, kernels - 1 + max(int(left), 1))
@@ -141,9 +141,8 @@ class Controller:
         is_first = self.sign_step is not None and start < self.sign_step
         if is_first:
             end = int(self.sign_step or 0)
-        is_last = (
-            kernels >= budget and not is_first
-        )  # the horizon has to be reached, with any error
+        # The last segment has to reach the horizon, with any error.
+        is_last = kernels >= budget and not is_first
         if is_last:
             end = self.steps
         is_shortest = is_first or is_last or end <= start + 1 or bool(path[end] <= least)

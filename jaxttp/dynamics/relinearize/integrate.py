@@ -164,11 +164,10 @@ def integrate(
     path = within = Record.of(setup, state)  # within: where it first crosses the edge of stability
     ends: list[int] = []
     rejected, frozen_from, edge_at = 0, -1, -1
-    ahead = predict(setup, state)
+    costs, ahead = setup.costs, predict(setup, state)
     while path.state.step < setup.steps:
-        costs = setup.costs
         proposal = controller.propose(path.state.step, costs.kernels, ahead.path, costs.products)
-        report(setup.costs.kernels, controller.budget + 1)
+        report(costs.kernels, controller.budget + 1)
         taken = step(setup, path.state, ahead, proposal.end, proposal.limit)
         is_rejected = taken.outcome is Outcome.REJECTED
         controller = controller.learn(proposal, taken.error, is_taken=not is_rejected)
